@@ -64,6 +64,8 @@ class Files:
         return Where(place, cause, self.instruction.first, self.instruction.last)
 
     def _provide(self, programs: Collection[str]) -> None:
+        for program in programs:
+            self.state.away.pop(program, None)
         if self.state.programs is not None:
             self.state.programs |= frozenset(programs)
 
@@ -287,7 +289,8 @@ class Files:
         if command.program == "make" and "install" in command.words:
             state.programs = None  # whatever it builds
         script = PYTHON.match(command.program) and command.words[1:2] and not command.words[1].startswith("-")
-        if OPAQUE.fullmatch(command.program) or script:
+        cloned = command.program == "git" and "clone" in command.words  # which fills a folder of its own alone
+        if (OPAQUE.fullmatch(command.program) and not cloned) or script:
             targets = [
                 word for flag, word in zip(command.words, command.words[1:], strict=False) if flag in ("-C", "-d")
             ]

@@ -16,7 +16,7 @@ from windlass.image.facts.table import facts
 from windlass.image.read.installs import PipInstall
 from windlass.image.read.project import NotUnderstoodError, locked_requirements, project_requirements, python_of_project
 from windlass.image.read.requirements import Place, Wanted, parse_requirements, project_name, wanted_of, wheel_of
-from windlass.image.read.shell import Word
+from windlass.image.read.shell import Command, Word
 from windlass.image.state.contents import source_in
 from windlass.image.state.machine import Machine
 from windlass.image.state.model import SYSTEM, UV_PYTHON, Compiled, Environment, Package, Step, Where, torch_cuda
@@ -298,7 +298,7 @@ class Installer(Machine):
         """A wheel or a repository that is named by its address: no index is asked for it, but the rest must fit."""
         cause = replace(where, cause=one.place)
         if (one.url or "").startswith(LOCAL):
-            self._built_here((one.url or "").removeprefix(LOCAL), cause, text, environment, install)
+            self._built_here((one.url or "").removeprefix(LOCAL), cause, install.command, environment, install)
             return []
         wheel = wheel_of(one.url or one.text)
         if wheel:
@@ -331,7 +331,7 @@ class Installer(Machine):
             one.name,
             tagged[1] if tagged else None,
             cause,
-            text,
+            install.command,
             environment=environment,
             isolated=not install.arguments.has("--no-build-isolation"),
             install=install,
@@ -339,7 +339,7 @@ class Installer(Machine):
         return []
 
     def _built_here(
-        self, folder: str, where: Where, text: str, environment: Environment | None, install: PipInstall | None
+        self, folder: str, where: Where, command: Command, environment: Environment | None, install: PipInstall | None
     ) -> None:
         """A project of the context, where its setup.py needs torch; without a pip it is `python setup.py`."""
         if source_in(self.texts.files, folder).needs in ("nvcc", "c++"):
@@ -347,7 +347,7 @@ class Installer(Machine):
                 _project_in(folder),
                 None,
                 where,
-                text,
+                command,
                 isolated=False,
                 environment=environment,
                 install=install,
@@ -359,14 +359,14 @@ class Installer(Machine):
         name: str,
         version: str | None,
         where: Where,
-        text: str,
+        command: Command,
         *,
         isolated: bool,
         environment: Environment | None = None,
         install: PipInstall | None = None,
         local: str | None = None,
     ) -> None:
-        place = environment or self._environment("")
+        place, text = environment or self._environment(""), str(command)
         before = dict(place.packages)
         compiled = (
             self._compiled(install, place, before, text)
@@ -377,7 +377,7 @@ class Installer(Machine):
                 self.state.nvcc,
                 self.state.nvcc_known,
                 self.state.programs,
-                dict(self.state.variables),
+                {**self.state.variables, **command.variables},
                 text,
             )
         )

@@ -45,6 +45,7 @@ WRITES = {"mkdir": None, "touch": None, "git": "clone", "uv": "sync", "unzip": N
 WITH_VALUE = re.compile(
     r"-[ugGdsckpefbKh]|--(uid|gid|groups|home|home-dir|shell|comment|gecos|skel|password|base-dir|ingroup)"
 )
+INHERITED = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "HOME")  # a RUN may read them without setting them
 NVIDIA = re.compile(r"cuda|libcu|libnccl|libnv|nsight|nvidia|tensorrt")  # of the archive that their images have
 
 
@@ -112,6 +113,22 @@ class Machine(Files):
             self._check_writes(command)
         self._check_program(command)
 
+    def _check_lost(self, run: Instruction) -> None:
+        """Every RUN has a shell of its own: what one exports is gone in the next."""
+        state = self.state
+        read = set(re.findall(r"(?<!\\)\$\{?(\w+)", run.text)) - set(re.findall(r"\b(\w+)=", run.text))
+        for name in sorted(read & state.lost.keys() - state.variables.keys()):
+            where = state.lost.pop(name)
+            self._fail(
+                "lost-variable",
+                f"{name} is set for this RUN alone, and line {run.first} reads it, where it is empty; ENV keeps it",
+                where,
+            )
+        parts = [part.strip() for part in re.split(r"&&|;|\n", run.text) if part.strip()]
+        exports = [re.fullmatch(r"export\s+(\w+)=.*", part) for part in parts]
+        if all(exports):
+            state.lost |= {one[1]: self._where(run.first) for one in exports if one and one[1] not in INHERITED}
+
     def _conda_ready(self, command: Command) -> bool:
         text = " ".join([self.instruction.text, *(str(heredoc.text) for heredoc in self.instruction.heredocs)])
         return (
@@ -142,6 +159,19 @@ class Machine(Files):
                 "before",
                 f"ENV PATH={state.home}/.local/bin:$PATH",
             )
+            return
+        folder = state.away.get(program, "")
+        path = {**state.variables, **command.variables}.get("PATH", "")
+        sourced = re.search(r"(\.|source) \S*(/env|profile|bashrc)\b", self.instruction.text)
+        if folder and folder not in path and not venv and not sourced and not state.login:
+            self._fail(
+                "missing-program",
+                f"{program} was installed into {state.home}/{folder}, which PATH does not name here",
+                command,
+                "before",
+                f"ENV PATH={state.home}/{folder}:$PATH",
+            )
+            state.away.pop(program)  # said once
             return
         folders = [folder for folder in state.variables.get("PATH", "").split(":") if folder.endswith("/bin")]
         filled = any(

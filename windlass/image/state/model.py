@@ -117,6 +117,8 @@ class State:
     owners: dict[str, str] = field(default_factory=dict)  # of folders
     wheels: dict[str, Package] = field(default_factory=dict)  # that were built and wait in a folder
     hidden: set[str] = field(default_factory=set)  # programs in ~/.local/bin, by their packages
+    away: dict[str, str] = field(default_factory=dict)  # programs that an installer put into a folder of its own
+    lost: dict[str, Where] = field(default_factory=dict)  # variables that a RUN exported for itself alone
     mentioned: set[str] = field(default_factory=set)  # names in commands, which may be files that they make
     opaque: set[str] = field(default_factory=set)  # folders that commands fill with what is not known
     variables: dict[str, str] = field(default_factory=dict)

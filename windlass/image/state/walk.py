@@ -50,6 +50,10 @@ OTHER_ARCHIVES = re.compile(  # commands after which apt has more than the archi
     r"/sources\.list|\.sources\b|apt-add|apt-key|/setup_|keyring|\.deb\b|nodesource|packagecloud|ppa:(?!deadsnakes)"
 )
 BY_SCRIPT = {"get-pip.py": "pip", "rustup": "cargo", "astral.sh/uv": "uv", "iniconda": "conda", "iniforge": "conda"}
+AWAY = {"astral.sh/uv": ("uv", ".local/bin"), "sh.rustup.rs": ("cargo", ".cargo/bin")}  # by their installers
+CLONE_VALUES = re.compile(  # options of git clone that take a word of their own
+    r"-[bjcou]|--(branch|depth|jobs|config|origin|upload-pack|reference|filter|shallow-since|template|separate-git-dir)"
+)
 CONDA_NAMES = {"pytorch": "torch", "pytorch-gpu": "torch"}
 
 
@@ -101,6 +105,18 @@ def _users_of(base: Base) -> dict[str, str]:
     own = {"ubuntu": "1000"} if base.system == "ubuntu24.04" else {}
     own |= {"ubuntu": ""} if base.family == "torch" else {}  # the newest of them may be 24.04
     return {**dict.fromkeys(facts()["users"]["names"], ""), "root": "0", **own}
+
+
+def _cuda_version(base: Base) -> dict[str, str]:
+    """CUDA_VERSION of NVIDIA's images and of those made from them; a $ stands for digits that a tag leaves out."""
+    if base.repository.endswith("nvidia/cuda"):
+        version = re.match(r"\d+\.\d+\.\d+", base.tag or "")
+        return {"CUDA_VERSION": version[0]} if version else {}
+    if base.cuda and base.cuda != "cpu" and base.repository.endswith(("nvidia/cuda-dl-base", "nvidia/pytorch")):
+        return {"CUDA_VERSION": f"{base.cuda}.$PATCH.$BUILD"}  # 13.4.0.012
+    if base.cuda and base.repository == "pytorch/pytorch" and base.has_nvcc:
+        return {"CUDA_VERSION": f"{base.cuda}.$PATCH"}
+    return {}
 
 
 class _Walker(Installer):
@@ -175,7 +191,6 @@ class _Walker(Installer):
             }
         managed = bool(known.get("managed")) and not own and base.family != "nvidia-torch"
         environment = Environment(SYSTEM, python, interpreter, managed, packages)
-        version = re.match(r"\d+\.\d+\.\d+", base.tag or "") if base.repository.endswith("nvidia/cuda") else None
         environment.unseeded = base.family == "python" and Version(python or "3") >= Version("3.12")
         return State(
             base=base,
@@ -190,7 +205,7 @@ class _Walker(Installer):
             users=_users_of(base) if base.family in (*KNOWN, "torch") and not base.alpine else None,
             groups={"ubuntu": "1000"} if base.system == "ubuntu24.04" else {},
             interpreters=frozenset({interpreter} if python else ()),
-            variables={"CUDA_VERSION": version[0]} if version else {},
+            variables=_cuda_version(base),
             workdir="/workspace" if base.repository.endswith(("pytorch/pytorch", "nvidia/pytorch")) else "/",
         )
 
@@ -230,6 +245,7 @@ class _Walker(Installer):
             self.cwd, self.active = state.workdir, None
             self._note_empty_arguments(one)
             self._check_shell(one)
+            self._check_lost(one)
             for command in run_commands(one, self.texts.name, state.variables, state.shell):
                 if command.after != "||":
                     self._command(command)
@@ -434,6 +450,7 @@ class _Walker(Installer):
         elif program in ("pixi", "pipenv", "pip-sync", "hatch", "rye", "spack", "easy_install"):
             self.trace.unknown.append(f"{self._where(command.words[0].line, command)}: what {program} installs")
         self._provide({program for part, program in BY_SCRIPT.items() if part in str(command)})
+        self._put_away(command)
         if installer := re.search(r"aws-efa-installer-(latest|\d+\.\d+(?:\.\d+)?)\.tar", " ".join(words)):
             self.state.efa = installer[1]
             self.state.efa_where = self._where(command.words[0].line, command)
@@ -446,6 +463,18 @@ class _Walker(Installer):
             self.state.ofi_prefix = (posixpath.normpath(prefix), self._where(command.words[0].line, command))
         if runfile := re.search(r"cuda_(\d+\.\d+)\.\d+_\S*linux\S*\.run", " ".join(words)):
             self.state.nvcc, self.state.nvcc_known = runfile[1], True
+
+    def _put_away(self, command: Command) -> None:
+        """Installers that are fetched and piped into a shell put their program below the home of the user."""
+        told = " ".join([*self.state.variables, *command.variables, self.instruction.text])
+        for part, (program, folder) in AWAY.items():
+            moved = re.search(rf"(ln|mv|cp|install) [^&;]*/{program}\b", told)
+            if (
+                part in str(command)
+                and not moved
+                and not re.search(r"INSTALL_DIR|_BIN_HOME|_HOME=|UNMANAGED|CARGO_HOME", told)
+            ):
+                self.state.away[program] = folder
 
     def _efa(self, command: Command) -> None:
         self.state.efa_where = self._where(command.words[0].line, command)
@@ -484,12 +513,19 @@ class _Walker(Installer):
                 self.state.variables.setdefault("PIP_" + name.upper().replace("-", "_"), " ".join(value.split()))
 
     def _clone(self, words: list[str]) -> None:
-        rest = [word for word in words[words.index("clone") + 1 :] if not word.startswith("-")]
-        url = next((one for one in rest if "://" in one or one.startswith("git@")), None)
-        if url is None:
+        rest: list[str] = []
+        given = words[words.index("clone") + 1 :]
+        while given:
+            word = given.pop(0)
+            if CLONE_VALUES.fullmatch(word):
+                given = given[1:]
+            elif not word.startswith("-"):
+                rest.append(word)
+        if not rest or not re.search(r"://|^[\w.-]+@[\w.-]+:", rest[0]):
+            self.state.opaque.add(self.cwd)
             return
-        after = rest[rest.index(url) + 1 :]
-        name = after[0] if after else url.rstrip("/").rsplit("/", 1)[-1].removesuffix(".git")
+        url = rest[0]
+        name = rest[1] if len(rest) > 1 else url.rstrip("/").rsplit("/", 1)[-1].removesuffix(".git")
         branch = re.search(r"(?:-b|--branch)[ =](\S+)", " ".join(words))
         self.state.folders[posixpath.normpath(posixpath.join(self.cwd, name))] = f"git+{url}" + (
             f"@{branch[1]}" if branch else ""
@@ -648,9 +684,9 @@ class _Walker(Installer):
         if not {"install", "develop", "bdist_wheel", "build_ext"} & set(words):
             return
         if source and source.startswith("git+"):
-            self._built(project_name(source), None, where, str(command), isolated=False)
+            self._built(project_name(source), None, where, command, isolated=False)
         elif (folder := self._context_folder(posixpath.dirname(words[1]) or ".")) is not None:
-            self._built_here(folder, where, str(command), None, None)
+            self._built_here(folder, where, command, None, None)
 
     def _poetry(self, command: Command) -> None:
         where = self._where(command.words[0].line, command)
