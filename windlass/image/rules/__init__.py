@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from windlass.image.rules import compiled, packages, secrets, system, torch
+from windlass.image.rules import compiled, packages, runtime, secrets, system, torch
 from windlass.image.rules.finding import Case, Finding, Repair, Rule
 
 RULES: tuple[Rule, ...] = (
@@ -28,6 +28,7 @@ RULES: tuple[Rule, ...] = (
     compiled.nvcc,
     compiled.architecture_list,
     compiled.gpu_while_building,
+    compiled.cuda_home,
     compiled.compiler,
     compiled.other_torch,
     system.failing,
@@ -40,6 +41,13 @@ RULES: tuple[Rule, ...] = (
     system.efa,
     system.library_path,
     system.variables,
+    runtime.compiles_at_run_time,
+    runtime.deepspeed_operators,
+    runtime.moved_environment,
+    runtime.interpreter_of_root,
+    runtime.library_order,
+    runtime.efa_folder,
+    runtime.driver_in_image,
     secrets.secrets,
 )
 

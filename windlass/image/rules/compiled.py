@@ -222,6 +222,23 @@ def architecture_list(case: Case) -> Iterator[Finding]:
             return
 
 
+def cuda_home(case: Case) -> Iterator[Finding]:
+    """CUDA_HOME of a toolkit that is not there, where something is compiled with it."""
+    for package, compiled, need in built_here(case):
+        uses = need == "nvcc" or (need == "torch" and _precompiles(compiled))
+        named = re.fullmatch(r"/usr/local/cuda-(\d+\.\d+)/?", compiled.variables.get("CUDA_HOME", ""))
+        if not (uses and named and compiled.nvcc and compiled.nvcc_known) or compiled.isolated:
+            continue
+        if named[1] != minor(compiled.nvcc):
+            yield case.error(
+                "nvcc-of-cuda-home",
+                f"{package.name} is compiled with the nvcc of CUDA_HOME, {named[0]}, which is not there: the image has "
+                f"CUDA {compiled.nvcc}",
+                case.trace.final.exported.get("CUDA_HOME", package.where),
+            )
+            return
+
+
 def gpu_while_building(case: Case) -> Iterator[Finding]:
     """Sources that compile for GPUs only where they see one, which no build does, or where a variable asks for it."""
     for package, compiled, _ in built_here(case):

@@ -526,20 +526,26 @@ class Installer(Machine):
             )
         )
 
-    def _new_uv_environment(self, prefix: str, wanted: str | None) -> None:
+    def _uv_pythons(self) -> str:
+        return self.state.variables.get("UV_PYTHON_INSTALL_DIR") or f"{self.state.home}/{UV_PYTHON}"
+
+    def _new_uv_environment(self, prefix: str, wanted: str | None, *, managed: bool = False) -> None:
         """uv takes the interpreter that is there where it is the right one, else it downloads one."""
         system = self.state.environments[SYSTEM]
         fits = wanted in (None, system.python) and system.python and system.interpreter in self.state.interpreters
         has_python = (
             self.state.base.family != "cuda" or "python3" in self.state.apt or f"python{wanted}" in self.state.apt
         )
-        if fits and has_python:
+        told = self.state.variables.get("UV_PYTHON_PREFERENCE") == "only-managed"
+        managed |= told or self.state.variables.get("UV_MANAGED_PYTHON") in ("1", "true")
+        managed |= f"{self._uv_pythons()}/{wanted or system.python}" in self.state.interpreters  # installed before
+        if fits and has_python and not managed:
             environment = Environment(prefix, system.python, system.interpreter)
         else:
             version = wanted or DEFAULT_PYTHON
             own = f"/usr/bin/python{version}"
-            downloads = self.state.variables.get("UV_PYTHON_INSTALL_DIR", UV_PYTHON)
-            interpreter = own if own in self.state.interpreters else f"{downloads}/{version}"
+            there = own in self.state.interpreters and not managed
+            interpreter = own if there else f"{self._uv_pythons()}/{version}"
             environment = Environment(prefix, version, interpreter)
             self.state.interpreters |= {interpreter}
         environment.owner, environment.unseeded = self.state.user, True

@@ -45,6 +45,7 @@ WRITES = {"mkdir": None, "touch": None, "git": "clone", "uv": "sync", "unzip": N
 WITH_VALUE = re.compile(
     r"-[ugGdsckpefbKh]|--(uid|gid|groups|home|home-dir|shell|comment|gecos|skel|password|base-dir|ingroup)"
 )
+AWAY = {"astral.sh/uv": ("uv", ".local/bin"), "sh.rustup.rs": ("cargo", ".cargo/bin")}  # by their installers
 INHERITED = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "HOME")  # a RUN may read them without setting them
 NVIDIA = re.compile(r"cuda|libcu|libnccl|libnv|nsight|nvidia|tensorrt")  # of the archive that their images have
 
@@ -60,6 +61,17 @@ class Machine(Files):
 
     def _check_shell(self, run: Instruction) -> None:
         """What dash, the sh of Debian and Ubuntu, takes for a mistake."""
+        shell = not run.text.lstrip().startswith("[") and "debug" not in (self.state.base.tag or "")
+        bare = "distroless" in self.state.base.repository or self.state.base.image == "scratch"
+        if shell and bare:
+            copies = [
+                one.text for one in self.dockerfile.stages[run.stage].instructions if one.keyword in ("COPY", "ADD")
+            ]
+            if not any(re.search(r"bin\b|busybox|\s/(usr)?/?$", text) for text in copies):
+                self._fail(
+                    "missing-program", f"{self.state.base.image} has no shell: RUN cannot start /bin/sh", run.first
+                )
+            return
         lines = run.text.split("\n")
         quoted = any(line.count(mark) % 2 for line in lines for mark in "'\"")  # a text of several lines
         if self.state.shell != "sh" or not self._dash or quoted or re.search(r"\b(bash|zsh)\b", run.text):
@@ -98,6 +110,10 @@ class Machine(Files):
         if program == "nvidia-smi" and state.base.family:
             self._fail(
                 "no-gpu-in-build", "nvidia-smi is the driver's, and a build has no driver: it is not found", command
+            )
+        if PYTHON.match(program) and words[1:2] == ("-c",) and len(words) > 2 and _needs_gpu(str(words[2])):
+            self._fail(
+                "no-gpu-in-build", "this Python asks for a GPU, and a build sees none: it ends with an error", command
             )
         if program in ("conda", "mamba") and words[1:2] == ("activate",) and not self._conda_ready(command):
             self._fail(
@@ -196,6 +212,18 @@ class Machine(Files):
                     "ca-certificates",
                 )
                 state.brought |= {"ca-certificates"}
+
+    def _put_away(self, command: Command) -> None:
+        """Installers that are fetched and piped into a shell put their program below the home of the user."""
+        told = " ".join([*self.state.variables, *command.variables, self.instruction.text])
+        for part, (program, folder) in AWAY.items():
+            moved = re.search(rf"(ln|mv|cp|install) [^&;]*/{program}\b", told)
+            if (
+                part in str(command)
+                and not moved
+                and not re.search(r"INSTALL_DIR|_BIN_HOME|_HOME=|UNMANAGED|CARGO_HOME", told)
+            ):
+                self.state.away[program] = folder
 
     # apt
 
@@ -397,6 +425,17 @@ class Machine(Files):
                     )
                 elif not text.startswith("#!") and name == started and instruction.text.lstrip().startswith("["):
                     self._fail("syntax", f"{path} has no #! line: exec format error", self._where(instruction.first))
+
+
+def _needs_gpu(code: str) -> bool:
+    """Whether a piece of Python fails where there is no GPU."""
+    asks = re.search(
+        r"assert\s*\(?\s*torch\.cuda\.(is_available\(\)|device_count\(\))(?!\s*(==|<|or\b))"
+        r"|\.cuda\(\)|\.to\(\s*['\"]cuda|device\s*=\s*['\"]cuda"
+        r"|torch\.cuda\.(get_device_(name|properties|capability)|current_device|init)\(",
+        code,
+    )
+    return bool(asks) and not re.search(r"\b(if|try|and)\b", code)
 
 
 def lacks_python(state: State) -> bool:

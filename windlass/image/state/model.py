@@ -15,7 +15,8 @@ from windlass.image.read.shell import Command
 from windlass.image.state.resolver import Answer, Found
 
 SYSTEM = "system"
-UV_PYTHON = "/root/.local/share/uv/python"  # where uv puts the interpreters that it downloads
+RELOCATABLE = "relocatable"  # scripts that find the Python beside them
+UV_PYTHON = ".local/share/uv/python"  # where uv puts the interpreters that it downloads, below the user's home
 
 
 @dataclass(frozen=True)
@@ -92,6 +93,8 @@ class Environment:
     packages: dict[str, Package] = field(default_factory=dict)
     owner: str = "root"
     unseeded: bool = False  # made without setuptools and wheel, as uv does it
+    scripts: str = ""  # the path that its scripts name, where it was made elsewhere
+    moved: Where | None = None  # the step that put it where it is
 
 
 @dataclass

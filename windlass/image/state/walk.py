@@ -40,7 +40,7 @@ from windlass.image.read.texts import Texts
 from windlass.image.state.files import KNOWN
 from windlass.image.state.install import DEFAULT_PYTHON, Installer, version_in
 from windlass.image.state.machine import lacks_python
-from windlass.image.state.model import SYSTEM, Environment, Package, State, Trace, Where
+from windlass.image.state.model import RELOCATABLE, SYSTEM, Environment, Package, State, Trace, Where
 from windlass.image.state.resolver import Found, Index, Question
 
 INSTALL_NOTHING = (
@@ -50,10 +50,6 @@ OTHER_ARCHIVES = re.compile(  # commands after which apt has more than the archi
     r"/sources\.list|\.sources\b|apt-add|apt-key|/setup_|keyring|\.deb\b|nodesource|packagecloud|ppa:(?!deadsnakes)"
 )
 BY_SCRIPT = {"get-pip.py": "pip", "rustup": "cargo", "astral.sh/uv": "uv", "iniconda": "conda", "iniforge": "conda"}
-AWAY = {"astral.sh/uv": ("uv", ".local/bin"), "sh.rustup.rs": ("cargo", ".cargo/bin")}  # by their installers
-CLONE_VALUES = re.compile(  # options of git clone that take a word of their own
-    r"-[bjcou]|--(branch|depth|jobs|config|origin|upload-pack|reference|filter|shallow-since|template|separate-git-dir)"
-)
 CONDA_NAMES = {"pytorch": "torch", "pytorch-gpu": "torch"}
 
 
@@ -358,6 +354,8 @@ class _Walker(Installer):
                 environment.managed,
                 dict(environment.packages),
                 one.flags.get("chown", "root"),
+                scripts=environment.scripts or prefix if below else "",
+                moved=where,
             )
             if in_system and SYSTEM in state.environments:
                 self.trace.copied.append((environment, state.copy(), where))
@@ -432,6 +430,8 @@ class _Walker(Installer):
             self._users(command)
         elif program == "mkdir":
             self._make_folders(command)
+        elif program in ("mv", "cp") and len(words) > 2:
+            self._move_environments(command, words)
         elif program in ("apk", "yum", "dnf", "microdnf") and {"add", "install", "groupinstall"} & set(words):
             self._other_manager(words[1:])
         elif program in ("chown", "chmod") and len(words) > 2:
@@ -464,17 +464,22 @@ class _Walker(Installer):
         if runfile := re.search(r"cuda_(\d+\.\d+)\.\d+_\S*linux\S*\.run", " ".join(words)):
             self.state.nvcc, self.state.nvcc_known = runfile[1], True
 
-    def _put_away(self, command: Command) -> None:
-        """Installers that are fetched and piped into a shell put their program below the home of the user."""
-        told = " ".join([*self.state.variables, *command.variables, self.instruction.text])
-        for part, (program, folder) in AWAY.items():
-            moved = re.search(rf"(ln|mv|cp|install) [^&;]*/{program}\b", told)
-            if (
-                part in str(command)
-                and not moved
-                and not re.search(r"INSTALL_DIR|_BIN_HOME|_HOME=|UNMANAGED|CARGO_HOME", told)
-            ):
-                self.state.away[program] = folder
+    def _move_environments(self, command: Command, words: list[str]) -> None:
+        """mv and cp of a folder take the environments in it along; their scripts keep the old path."""
+        plain = [posixpath.normpath(posixpath.join(self.cwd, word)) for word in words[1:] if not word.startswith("-")]
+        if len(plain) != 2 or words[-1].endswith("/"):
+            return
+        source, target = plain
+        for prefix, environment in list(self.state.environments.items()):
+            if prefix == source or prefix.startswith(f"{source}/"):
+                own = target + prefix.removeprefix(source)
+                where = self._where(command.words[0].line, command)
+                made = replace(environment, prefix=own, scripts=environment.scripts or prefix, moved=where)
+                self.state.environments[own] = made
+                if words[0] == "mv":
+                    del self.state.environments[prefix]
+                    self.state.active = SYSTEM if self.state.active == prefix else self.state.active
+        self._activate_by_path()
 
     def _efa(self, command: Command) -> None:
         self.state.efa_where = self._where(command.words[0].line, command)
@@ -499,6 +504,7 @@ class _Walker(Installer):
             self.state.variables[name] = words[4]
         elif words[1:3] == ["python", "install"] and len(words) > 3 and (found := version_in(words[3])):
             self.state.variables.setdefault("UV_PYTHON", found)
+            self.state.interpreters |= {f"{self._uv_pythons()}/{found}"}
 
     def _configure_pip(self, text: str | None) -> None:
         """A pip.conf says the same as pip's variables, which go before it."""
@@ -511,25 +517,6 @@ class _Walker(Installer):
         for section in ("install", "global"):
             for name, value in parser.items(section) if parser.has_section(section) else ():
                 self.state.variables.setdefault("PIP_" + name.upper().replace("-", "_"), " ".join(value.split()))
-
-    def _clone(self, words: list[str]) -> None:
-        rest: list[str] = []
-        given = words[words.index("clone") + 1 :]
-        while given:
-            word = given.pop(0)
-            if CLONE_VALUES.fullmatch(word):
-                given = given[1:]
-            elif not word.startswith("-"):
-                rest.append(word)
-        if not rest or not re.search(r"://|^[\w.-]+@[\w.-]+:", rest[0]):
-            self.state.opaque.add(self.cwd)
-            return
-        url = rest[0]
-        name = rest[1] if len(rest) > 1 else url.rstrip("/").rsplit("/", 1)[-1].removesuffix(".git")
-        branch = re.search(r"(?:-b|--branch)[ =](\S+)", " ".join(words))
-        self.state.folders[posixpath.normpath(posixpath.join(self.cwd, name))] = f"git+{url}" + (
-            f"@{branch[1]}" if branch else ""
-        )
 
     def _activate(self, name: str) -> None:
         fitting = (prefix for prefix in self.state.environments if prefix == name or prefix.endswith(f"/{name}"))
@@ -575,7 +562,11 @@ class _Walker(Installer):
             elif not word.startswith("-"):
                 plain.append(word)
         prefix = posixpath.normpath(posixpath.join(self.cwd, plain[-1] if plain else ".venv"))
-        self._new_uv_environment(prefix, version_in(version or ""))
+        flags = {**self.state.variables, **dict.fromkeys(words, "1")}
+        relocatable = "--relocatable" in flags or flags.get("UV_VENV_RELOCATABLE") in ("1", "true")
+        self._new_uv_environment(prefix, version_in(version or ""), managed="--managed-python" in flags)
+        if relocatable:
+            self.state.environments[prefix].scripts = RELOCATABLE
 
     def _link_python(self, words: list[str]) -> None:
         """python3 is the interpreter of Debian's pip; python alone is a name of its own."""
