@@ -264,6 +264,7 @@ BUILD = "python setup.py install"
         (PLAIN, f"TORCH_CUDA_ARCH_LIST=9.0 && {BUILD}", {("architecture-list", 3)}),
         (PLAIN, f"TORCH_CUDA_ARCH_LIST=9.0 {BUILD}", set()),
         (FLAGS, BUILD, set()),
+        (PLAIN, f"{BUILD}\nARG TORCH_CUDA_ARCH_LIST", set()),  # --build-arg may give it
     ],
 )
 def test_what_is_compiled_where_no_gpu_is_seen(setup, run, errors, tmp_path):

@@ -77,6 +77,8 @@ USER = 'RUN useradd -m a\nUSER a\nCMD ["python", "x.py"]\n'
         ),
         ("RUN useradd -m a\nUSER a\n" + UV + 'CMD ["python", "x.py"]\n', set()),
         (UV + USER.replace('"python", "x.py"', '"sleep", "1"'), set()),
+        ("ENV PATH=/root/miniconda3/bin:$PATH\n" + USER, {("permission", 4)}),
+        ("ENV PATH=/opt/miniconda3/bin:/root/.local/bin:$PATH\n" + USER, set()),
     ],
 )
 def test_a_python_that_only_root_may_enter(text, expected, tmp_path):
@@ -98,6 +100,8 @@ MOVED = "COPY --from=b /app/venv /opt/venv\nENV PATH=/opt/venv/bin:$PATH\n"
         (f'{MOVED}CMD ["/opt/venv/bin/python", "x.py"]\n', set()),
         (f'{MOVED.replace("/opt/venv", "/app/venv")}CMD ["torchrun", "x.py"]\n', set()),
         (f'{MOVED}CMD ["bash"]\n', set()),
+        (f"{MOVED}RUN pip install numpy\n", {("copied-environment", 6)}),
+        (f"{MOVED}RUN python -m pip install numpy\n", set()),
     ],
 )
 def test_an_environment_that_moved(text, expected, tmp_path):

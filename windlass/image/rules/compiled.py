@@ -195,7 +195,8 @@ def architecture_list(case: Case) -> Iterator[Finding]:
     for package, compiled, _ in built_here(case):
         text = compiled.variables.get("TORCH_CUDA_ARCH_LIST", "")
         torch = compiled.torch if not compiled.isolated and compiled.nvcc else None
-        if not text and torch and torch.cuda != "cpu" and _detects(case, package, compiled):
+        given = _asked_for(case, "TORCH_CUDA_ARCH_LIST")
+        if not text and not given and torch and torch.cuda != "cpu" and _detects(case, package, compiled):
             yield case.error(
                 "architecture-list",
                 f"{package.name} is compiled for the GPUs that torch sees, and a build sees none: list index out of "
@@ -243,7 +244,8 @@ def gpu_while_building(case: Case) -> Iterator[Finding]:
     """Sources that compile for GPUs only where they see one, which no build does, or where a variable asks for it."""
     for package, compiled, _ in built_here(case):
         looks, names, refuses = _looks(case, package)
-        told = any(compiled.variables.get(name) for name in names) or "force_cuda" in compiled.command.lower()
+        told = any(compiled.variables.get(name) or _asked_for(case, name) for name in names)
+        told = told or "force_cuda" in compiled.command.lower()
         torch = compiled.torch if not compiled.isolated else None
         if not looks or told or not torch or torch.cuda == "cpu" or case.node.cpu_only or not case.node.gpu:
             continue
@@ -255,6 +257,11 @@ def gpu_while_building(case: Case) -> Iterator[Finding]:
             package.where,
             *([line_before(package.where, f"ENV {names[0]}=1")] if names else []),
         )
+
+
+def _asked_for(case: Case, name: str) -> bool:
+    """Whether an ARG without a value leaves it to --build-arg."""
+    return bool(re.search(rf"(?mi)^\s*ARG\s+(\w+\s+)*{name}\s*$", case.texts.dockerfile or ""))
 
 
 def _looks(case: Case, package: Package) -> tuple[bool, tuple[str, ...], bool]:

@@ -14,7 +14,7 @@ from windlass.image.facts.table import facts
 from windlass.image.read.requirements import Place
 from windlass.image.rules.finding import Case, Finding
 from windlass.image.rules.repairs import apt_install, devel_base
-from windlass.image.state.model import RELOCATABLE, Environment, Package, State
+from windlass.image.state.model import Environment, Package, State
 from windlass.image.state.started import started_programs, uses_of_triton
 
 COMPILER = re.compile(r"(gcc|g\+\+|clang|gxx)(-\d+|_linux.*)?|cc|compilers|build-(essential|base)|(c|cxx)-compiler")
@@ -121,8 +121,7 @@ def moved_environment(case: Case) -> Iterator[Finding]:
     final = case.trace.final
     for environment in final.environments.values():
         old = environment.scripts
-        gone = old not in ("", RELOCATABLE, environment.prefix) and old not in final.environments
-        if not gone or environment.moved is None:
+        if not environment.is_moved or environment.moved is None or old in final.environments:
             continue
         for program in started_programs(final):
             if _is_script(program, environment, final):
@@ -149,7 +148,10 @@ def interpreter_of_root(case: Case) -> Iterator[Finding]:
     user, environment = final.user.split(":")[0], final.environment
     if user in ("root", "0", "") or "$" in user or final.owners.get("/root") == "given away":
         return
-    path = next((path for path in (environment.interpreter, environment.prefix) if path.startswith("/root/")), None)
+    first = re.match(r"(/root/[^:]*(?:conda|mamba|forge|pyenv|venv)[^:]*)/bin(:|$)", final.variables.get("PATH", ""))
+    paths = [environment.prefix, first[1] if first else ""]
+    paths += [environment.interpreter] if environment.interpreter in final.interpreters else []
+    path = next((path for path in paths if path.startswith("/root/")), None)
     started = [program.rsplit("/", 1)[-1] for program in started_programs(final)]
     if path is None or not any(re.match(r"python|pip|torchrun|accelerate|deepspeed|uv", name) for name in started):
         return
@@ -164,8 +166,8 @@ def interpreter_of_root(case: Case) -> Iterator[Finding]:
     )
     yield case.error(
         "permission",
-        f"{user} starts the Python of {environment.prefix}, which is in {path}, and /root is closed to all but root: "
-        "permission denied; UV_PYTHON_INSTALL_DIR names another folder",
+        f"{user} starts a Python that is in {path}, and /root is closed to all but root: permission denied"
+        f"{'; UV_PYTHON_INSTALL_DIR names another folder' if '/uv/' in path else ''}",
         where,
     )
 

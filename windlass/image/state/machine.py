@@ -165,6 +165,15 @@ class Machine(Files):
         if "/" in command.words[0]:
             return
         venv = self.active or state.active != SYSTEM
+        used = state.environments.get(self.active or state.active)
+        if used and used.is_moved and PIP.match(command.program) and used.scripts not in state.environments:
+            self._fail(
+                "copied-environment",
+                f"{command.program} of {used.prefix} begins with #!{used.scripts}/bin/python, where the environment "
+                "was made and is no more; python -m pip does not need it",
+                command,
+            )
+            return
         if program == "python" and not venv and lacks_python(state):
             self._miss(program, command, "python-is-python3")
         if program in state.hidden and ".local/bin" not in state.variables.get("PATH", "") and not venv:

@@ -96,6 +96,11 @@ class Environment:
     scripts: str = ""  # the path that its scripts name, where it was made elsewhere
     moved: Where | None = None  # the step that put it where it is
 
+    @property
+    def is_moved(self) -> bool:
+        """Whether its scripts name a Python of another path."""
+        return self.moved is not None and self.scripts not in ("", RELOCATABLE, self.prefix)
+
 
 @dataclass
 class State:
