@@ -58,6 +58,22 @@ def test_code_that_compiles_as_it_runs(base, code, expected, tmp_path):
     assert ids(base + start, tmp_path, files) & {"missing-compiler", "missing-header"} == expected
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ('RUN pip install vllm==0.9.0\nCMD ["vllm", "serve", "x"]\n', {"missing-compiler"}),
+        ('CMD ["python", "-m", "vllm.entrypoints.openai.api_server"]\n', {"missing-compiler"}),
+        ('CMD ["vllm", "serve", "x", "--enforce-eager"]\n', set()),
+        ("RUN pip install unsloth==2025.2.12\n", {"missing-compiler"}),
+        ("RUN pip install vllm==0.9.0\n", set()),
+        ('COPY . /app\nCMD ["bash", "/app/run.sh"]\n', {"missing-compiler"}),
+    ],
+)
+def test_what_is_started_by_its_name(text, expected, tmp_path):
+    files = {"run.sh": "#!/bin/bash\nexec torchrun /app/train.py\n", "train.py": COMPILES}
+    assert ids(SLIM + text, tmp_path, files) & {"missing-compiler"} == expected
+
+
 UV = "COPY --from=ghcr.io/astral-sh/uv:0.8 /uv /bin/\nRUN uv venv --python 3.12 /v\nENV PATH=/v/bin:$PATH\n"
 USER = 'RUN useradd -m a\nUSER a\nCMD ["python", "x.py"]\n'
 

@@ -30,8 +30,8 @@ def compiles_at_run_time(case: Case) -> Iterator[Finding]:
     use = next(iter(uses_of_triton(case.texts, final)), None)
     if use is None or case.node.cpu_only or not case.node.gpu or final.programs is None:
         return
-    start = next((command.place.line for commands in final.started.values() for command in commands), None)
-    base = case.base_where()
+    start, base = _start_line(final), case.base_where()
+    runs = f"as {case.texts.name}:{start} runs it" if start else "as it runs"
     at = replace(base, cause=Place(use.file, use.line)) if use.line else base
     if not _has_compiler(final):
         if final.unread and any(MAY_BRING.search(name) for name in final.apt):
@@ -40,7 +40,7 @@ def compiles_at_run_time(case: Case) -> Iterator[Finding]:
         last = case.where_of(start) if start else base
         yield case.error(
             "missing-compiler",
-            f"{use.what} of {use.file} compiles GPU code as it runs, and neither {final.base.image} nor a step "
+            f"{use.what} of {use.file} compiles GPU code {runs}, and neither {final.base.image} nor a step "
             "brings a C compiler: Failed to find C compiler",
             at,
             *apt_install(case, last, "gcc libc6-dev"),
@@ -51,11 +51,17 @@ def compiles_at_run_time(case: Case) -> Iterator[Finding]:
         )
         yield case.error(
             "missing-header",
-            f"{use.what} of {use.file} compiles GPU code as it runs, and nothing installs the headers of the "
+            f"{use.what} of {use.file} compiles GPU code {runs}, and nothing installs the headers of the "
             "system's Python: Python.h is not there",
             replace(where, cause=at.cause),
             *apt_install(case, case.where_of(start) if start else where, "python3-dev"),
         )
+
+
+def _start_line(state: State) -> int | None:
+    """The line of the command that the image starts."""
+    started = state.started.get("CMD") or state.started.get("ENTRYPOINT") or ()
+    return next((command.place.line for command in started), None)
 
 
 def _has_compiler(state: State) -> bool:
@@ -127,8 +133,9 @@ def moved_environment(case: Case) -> Iterator[Finding]:
             if _is_script(program, environment, final):
                 yield case.error(
                     "copied-environment",
-                    f"{program.rsplit('/', 1)[-1]} of {environment.prefix} begins with #!{old}/bin/python, which is "
-                    f"not there: the environment was made in {old}, and its scripts keep that path",
+                    f"{program.rsplit('/', 1)[-1]}, which {case.texts.name}:{_start_line(final)} starts, begins with "
+                    f"#!{old}/bin/python, which is not there: the environment was made in {old}, and its scripts keep "
+                    "that path",
                     environment.moved,
                 )
                 return
@@ -166,7 +173,8 @@ def interpreter_of_root(case: Case) -> Iterator[Finding]:
     )
     yield case.error(
         "permission",
-        f"{user} starts a Python that is in {path}, and /root is closed to all but root: permission denied"
+        f"{user} starts a Python at {case.texts.name}:{_start_line(final)} that is in {path}, and /root is closed to "
+        "all but root: permission denied"
         f"{'; UV_PYTHON_INSTALL_DIR names another folder' if '/uv/' in path else ''}",
         where,
     )

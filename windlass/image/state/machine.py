@@ -137,7 +137,8 @@ class Machine(Files):
             where = state.lost.pop(name)
             self._fail(
                 "lost-variable",
-                f"{name} is set for this RUN alone, and line {run.first} reads it, where it is empty; ENV keeps it",
+                f"{name} is set for this RUN alone, and is empty at {self.texts.name}:{run.first}, which reads it; ENV "
+                "keeps it",
                 where,
             )
         parts = [part.strip() for part in re.split(r"&&|;|\n", run.text) if part.strip()]

@@ -59,6 +59,7 @@ def uses_of_triton(texts: Texts, state: State) -> Iterator[Use]:
     """Where started code compiles GPU code as it runs, whatever its options say."""
     if {"TORCHDYNAMO_DISABLE", "TORCH_COMPILE_DISABLE"} & state.variables.keys():
         return
+    yield from _started_by_name(texts, state)
     python = {name: text for name, text in {**texts.files, **texts.code}.items() if name.endswith(".py")}
     names = _started_files(texts, python, state)
     chosen = bool(names)
@@ -81,6 +82,20 @@ def uses_of_triton(texts: Texts, state: State) -> Iterator[Use]:
         yield from _uses(tree, name, importer)
         if chosen:
             waiting += [(other, python[name]) for other in _imported(tree, name, python)]
+
+
+def _started_by_name(texts: Texts, state: State) -> Iterator[Use]:
+    """`vllm serve`, `python -m vllm.entrypoints…`; and a package that does nothing else, installed by its name."""
+    known = facts()["triton_at_run_time"]
+    for command in started_commands(state, texts):
+        words = [str(word) for word in command.words]
+        modules = [module.split(".")[0] for flag, module in pairwise(words) if flag == "-m"]
+        for name in {command.program, *modules} & set(known["modules"]):
+            if not any("eager" in word for word in words):
+                yield Use(name, command.place.file, command.place.line)
+    for _, package in state.everywhere:
+        if package.name in known["packages"]:
+            yield Use(package.name, package.where.cause.file, package.where.cause.line)
 
 
 def _started_files(texts: Texts, python: Mapping[str, str], state: State) -> list[str]:
