@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from windlass.image.build.context import context_names, text_files
+from windlass.image.build.context import code_files, context_names, text_files
 from windlass.image.facts.node import Node, node_named
 from windlass.image.judge import Healed, heal
 from windlass.image.read.texts import Texts
@@ -80,7 +80,8 @@ def load(folder: Path) -> tuple[Texts, Node, dict]:
     expected = _expected(folder)
     ours = ("Dockerfile", "expect.json", "case.json")
     names = context_names(folder) - set(ours)
-    texts = Texts((folder / "Dockerfile").read_text(), text_files(folder, leave_out=ours), names=names)
+    files, code = text_files(folder, leave_out=ours), code_files(folder)
+    texts = Texts((folder / "Dockerfile").read_text(), files, names=names, code=code)
     target = expected["target"]
     node = node_named(target["gpu"], target["driver"], target["platform"], efa=bool(target.get("efa")))
     return texts, node, expected

@@ -258,3 +258,95 @@ def test_a_project_is_built_without_isolation_where_it_stands_alone(tmp_path):
     healed = heal(texts, NODE, Index(cache=tmp_path, offline=True))
     assert "+RUN pip install --no-build-isolation --no-cache-dir /ops" in healed.diff
     assert healed.diff.count("pip install") == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "errors"),
+    [
+        ("RUN export CUDA=cu124\nRUN pip install torch --index-url https://x.org/$CUDA\n", {("lost-variable", 2)}),
+        ("RUN export CUDA=cu124 && echo $CUDA\nRUN echo done\n", set()),
+        ("RUN export CUDA=cu124\nRUN CUDA=cu121 && echo $CUDA\n", set()),
+        ("RUN export CUDA=cu124\nENV CUDA=cu121\nRUN echo $CUDA\n", set()),
+        ("RUN export PATH=/opt/x/bin:$PATH\nRUN echo $PATH\n", set()),
+        ("RUN cd /src\nRUN pip install -r requirements.txt\n", {("missing-file", 3)}),
+        (
+            "WORKDIR /src\nRUN git clone https://x.org/a/repo.git\nRUN pip install -r requirements.txt\n",
+            {("missing-file", 4)},
+        ),
+        ("WORKDIR /src\nRUN git clone https://x.org/a/repo --depth 1 && cd repo && pip install -r req.txt\n", set()),
+        ("WORKDIR /src\nRUN git clone https://x.org/a/repo.git .\nRUN pip install -r requirements.txt\n", set()),
+        ("WORKDIR /src\nRUN git clone $REPOSITORY\nRUN pip install -r requirements.txt\n", set()),
+        ("RUN curl -LsSf https://astral.sh/uv/install.sh | sh\nRUN uv venv\n", {("missing-program", 3)}),
+        ("RUN curl -LsSf https://astral.sh/uv/install.sh | sh && uv venv\n", {("missing-program", 2)}),
+        ("RUN curl -LsSf https://astral.sh/uv/install.sh | sh\nENV PATH=/root/.local/bin:$PATH\nRUN uv venv\n", set()),
+        ("RUN curl https://astral.sh/uv/install.sh | sh && . $HOME/.local/bin/env && uv venv\n", set()),
+        ("RUN curl https://astral.sh/uv/install.sh | UV_INSTALL_DIR=/usr/bin sh\nRUN uv venv\n", set()),
+        ("RUN curl https://astral.sh/uv/install.sh | sh && mv /root/.local/bin/uv /usr/bin/\nRUN uv venv\n", set()),
+        ("RUN curl https://astral.sh/uv/install.sh | sh\nRUN pip install uv\nRUN uv venv\n", set()),
+    ],
+)
+def test_a_run_has_a_shell_of_its_own(text, errors, tmp_path):
+    assert found("FROM python:3.11-bookworm\n" + text, tmp_path) == errors
+
+
+FORCED = """
+import os, torch
+from torch.utils.cpp_extension import CUDAExtension, CppExtension, CUDA_HOME
+force_cuda = os.getenv("FORCE_CUDA", "0") == "1"
+extension = CppExtension
+if (torch.cuda.is_available() and CUDA_HOME is not None) or force_cuda:
+    extension = CUDAExtension
+"""
+CHOSEN = """
+import torch
+from torch.utils.cpp_extension import CUDAExtension, CppExtension
+has_gpu = torch.cuda.is_available()
+extension = CUDAExtension if has_gpu else CppExtension
+"""
+PLAIN = "from torch.utils.cpp_extension import CUDAExtension\nsetup(ext_modules=[CUDAExtension('a', ['a.cu'])])\n"
+FLAGS = PLAIN.replace("])])", "], extra_compile_args={'nvcc': ['-gencode', 'arch=compute_90,code=sm_90']})])")
+BUILD = "python setup.py install"
+
+
+@pytest.mark.parametrize(
+    ("setup", "run", "errors"),
+    [
+        (FORCED, BUILD, {("no-gpu-in-build", 3)}),
+        (FORCED, f"FORCE_CUDA=1 && {BUILD}", {("no-gpu-in-build", 3)}),
+        (FORCED, f"FORCE_CUDA=1 {BUILD}", {("architecture-list", 3)}),
+        (FORCED, f"export FORCE_CUDA=1 TORCH_CUDA_ARCH_LIST=9.0 && {BUILD}", set()),
+        (FORCED, f"FORCE_CUDA=1 TORCH_CUDA_ARCH_LIST=9.0 {BUILD}", set()),
+        (FORCED, f"set -a && FORCE_CUDA=1 && TORCH_CUDA_ARCH_LIST=9.0 && {BUILD}", set()),
+        (
+            FORCED,
+            f"FORCE_CUDA=1 && TORCH_CUDA_ARCH_LIST=9.0 && export FORCE_CUDA TORCH_CUDA_ARCH_LIST && {BUILD}",
+            set(),
+        ),
+        (CHOSEN, BUILD, {("no-gpu-in-build", 3)}),
+        (PLAIN, BUILD, {("architecture-list", 3)}),
+        (PLAIN, f"TORCH_CUDA_ARCH_LIST=9.0 && {BUILD}", {("architecture-list", 3)}),
+        (PLAIN, f"TORCH_CUDA_ARCH_LIST=9.0 {BUILD}", set()),
+        (FLAGS, BUILD, set()),
+        (PLAIN, f"{BUILD}\nARG TORCH_CUDA_ARCH_LIST", set()),  # --build-arg may give it
+    ],
+)
+def test_what_is_compiled_where_no_gpu_is_seen(setup, run, errors, tmp_path):
+    base = "FROM pytorch/pytorch:2.7.1-cuda12.6-cudnn9-devel\nCOPY ops /ops\n"
+    assert found(f"{base}RUN cd /ops && {run}\n", tmp_path, {"ops/setup.py": setup}) == errors
+
+
+@pytest.mark.parametrize(
+    ("run", "errors"),
+    [
+        ("pip install torch --index-url {}cu$(echo $CUDA_VERSION | cut -d. -f1,2 | tr -d .)", set()),
+        ("V=$(echo $CUDA_VERSION | cut -d. -f1) && pip install torch --index-url {}cu${{V}}7", {("no-version", 2)}),
+        ("pip install torch --index-url {}cu$(echo ${{CUDA_VERSION%.*}} | sed 's/\\.//g')", set()),
+        ("uv pip install --system torch --extra-index-url {}cu122", {("no-version", 2)}),
+        ("pip install torch --index-url {}cu$(nvcc --version | cut -c1)", set()),
+        ("pip install torch --extra-index-url {}cu122", set()),  # pip goes on to PyPI
+        ("pip install numpy --index-url {}cu122", set()),
+    ],
+)
+def test_builds_of_torch_by_their_address(run, errors, tmp_path):
+    text = f"FROM nvidia/cuda:12.6.3-devel-ubuntu22.04\nRUN {run.format('https://download.pytorch.org/whl/')}\n"
+    assert {one for one in found(text, tmp_path) if one[0] == "no-version"} == errors

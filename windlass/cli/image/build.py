@@ -138,7 +138,8 @@ def _judged(source: Source, node: Node, *, auto_fix: bool, quiet: bool) -> tuple
     from windlass.image.read.texts import Fix, Texts
     from windlass.image.state.resolver import Index
 
-    texts = Texts(source.texts.dockerfile, {**source.texts.files, **source.planned}, source.texts.name)
+    files = {**source.texts.files, **source.planned}
+    texts = Texts(source.texts.dockerfile, files, source.texts.name, code=source.texts.code)
     healed = heal(texts, node, Index(), arguments=source.arguments, target=source.target, repair=auto_fix)
     if not quiet:
         for finding in healed.before.findings:

@@ -157,7 +157,7 @@ def _healed(
     path: Path, context: Path, node: Node, index: Index, arguments: dict[str, str], target: str | None
 ) -> Healed:
     """A user's own Dockerfile, judged, with the patch that heals it."""
-    from windlass.image.build.context import context_names, text_files
+    from windlass.image.build.context import code_files, context_names, text_files
     from windlass.image.judge import heal
     from windlass.image.read.texts import Texts
 
@@ -168,7 +168,8 @@ def _healed(
         raise UserError(f"the Dockerfile {path} cannot be read", evidence=str(error), fix=fix) from None
     files = text_files(context, leave_out=(path.name,)) if context.is_dir() else {}
     names = context_names(context) if context.is_dir() else None
-    healed = heal(Texts(text, files, path.name, names), node, index, arguments=arguments, target=target)
+    code = code_files(context) if context.is_dir() else {}
+    healed = heal(Texts(text, files, path.name, names, code), node, index, arguments=arguments, target=target)
     if not healed.before.trace.states:
         raise UserError(
             f"nothing can be built from {path}: {healed.before.unknown[0]}",

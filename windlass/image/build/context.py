@@ -8,7 +8,7 @@ import os
 import re
 import shutil
 import zipfile
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cache, cached_property
@@ -77,6 +77,7 @@ EDITABLE = (
     *(".txt", ".in", ".toml", ".cfg", ".lock", ".yml", ".yaml", ".sh", ".pip", ".req", ".reqs", ".constraints"),
     *("setup.py", ".python-version", "pip.conf"),
 )
+CODE = (".py", ".json")
 DOCKERIGNORE = ".dockerignore"
 NOTHING: Mapping[str, str] = {}
 ZIP_TIME = (1980, 1, 1, 0, 0, 0)  # the earliest that the format knows: the same files make the same archive
@@ -112,11 +113,17 @@ class Context:
 
     def texts(self) -> dict[str, str]:
         """The small text files that may say what is installed, whatever their names."""
+        return self._small(lambda name: name.endswith(EDITABLE) or "." not in name.rsplit("/", 1)[-1])
+
+    def code(self) -> dict[str, str]:
+        """The small files that say what an image does when it runs."""
+        return self._small(lambda name: name.endswith(CODE))
+
+    def _small(self, wanted: Callable[[str], bool]) -> dict[str, str]:
         texts: dict[str, str] = {}
-        for name in self.files:
+        for name in filter(wanted, self.files):
             path = self.folder / name
-            named = name.endswith(EDITABLE) or "." not in path.name
-            if named and path.is_file() and path.stat().st_size <= EDITABLE_BYTES:
+            if path.is_file() and path.stat().st_size <= EDITABLE_BYTES:
                 with contextlib.suppress(UnicodeDecodeError):
                     texts[name] = path.read_bytes().decode()  # line endings as they are
         return texts
@@ -198,3 +205,8 @@ def context_names(folder: Path) -> frozenset[str]:
 def text_files(folder: Path, leave_out: Collection[str] = ()) -> dict[str, str]:
     """The text files of a build context, less some."""
     return {name: text for name, text in Context.open(folder).texts().items() if name not in leave_out}
+
+
+def code_files(folder: Path) -> dict[str, str]:
+    """The Python files and configurations of a build context."""
+    return Context.open(folder).code()

@@ -52,7 +52,7 @@ def source_of(
         trees = planned_trees()
     source = Source(
         title=title_of(run, name, files.folder),
-        texts=Texts(recipe, files.texts(), dockerfile.name if dockerfile else "Dockerfile"),
+        texts=Texts(recipe, files.texts(), dockerfile.name if dockerfile else "Dockerfile", code=files.code()),
         context=files,
         platform=platform or node.platform,
         dockerfile=dockerfile,

@@ -151,8 +151,11 @@ def _official(base: Base, tag: str) -> Base:
     """pytorch/pytorch: torch, torchvision and torchaudio in a Python of their own."""
     known, series = facts()["pytorch_images"], minor(base.torch) if base.torch else ""
     system = known["system"].get(series, known["newest_system"]) if base.torch else None
+    programs, bare = base.programs or frozenset(), known["runtime_without_gcc"]
+    if base.torch and "runtime" in tag and Version(bare["since"]) <= Version(base.torch) < Version(bare["before"]):
+        programs -= {"gcc", "g++", "make"}
     return replace(base, python=known["python"].get(series), system=system, packages=_with_companions(base.torch),
-                   platforms=tuple(known["platforms"]))  # fmt: skip
+                   programs=programs, platforms=tuple(known["platforms"]))  # fmt: skip
 
 
 SPECIAL = {

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from windlass.image.read.dockerfile import Instruction, substitute
+from windlass.image.read.pipeline import output_of
 from windlass.image.read.requirements import Place
 
 # Words that stand before a command and do not change what it installs.
@@ -17,9 +18,10 @@ NOT_COMMANDS = ("if", "elif", "for", "while", "until", "case", "fi", "done", "es
 OPENING, CLOSING = ("if", "for", "while", "until", "case"), ("fi", "done", "esac")
 SHELLS = ("sh", "bash", "dash", "zsh")
 COMMENT = re.compile(r"(^|\s)#.*$")
-SUBSTITUTION = re.compile(r"\$\([^()]*\)|`[^`]*`")
+SUBSTITUTION = re.compile(r"\$\((?:'[^']*'|\"[^\"]*\"|[^()'\"])*\)|\$\([^()]*\)|`[^`]*`")
 REDIRECTIONS = {"<": "\x01", ">": "\x02"}
 MARK = re.compile(r"\x00(\d+)\x00")
+INNER = re.compile(r"\x03(\d+)\x03")  # stands for a $(…), which is computed when its turn comes
 
 
 class Word(str):
@@ -72,7 +74,7 @@ def run_commands(
             return
     if not text.startswith("<<"):
         lines = list(zip(instruction.text.split("\n"), instruction.lines, strict=False))
-        yield from _commands(lines, file, dict(variables), [], shell)
+        yield from _commands(lines, file, _Variables(variables), [], shell)
     reader = text.split()[0].rsplit("/", 1)[-1] if text else ""
     for heredoc in instruction.heredocs:
         if reader.startswith("<<") or reader in SHELLS:
@@ -86,7 +88,7 @@ def script_commands(
     """The commands of a shell script; its first line may name the shell."""
     group: list[tuple[str, int]] = []
     open_: list[str] = []
-    known, named = dict(variables), re.match(r"#!\s*\S*?(?:env\s+)?(\w+)\s*(?:$|\s)", text)
+    known, named = _Variables(variables), re.match(r"#!\s*\S*?(?:env\s+)?(\w+)\s*(?:$|\s)", text)
     shell = named[1] if named else shell
     for number, line in enumerate(text.splitlines(), start=first):
         if line.rstrip().endswith("\\"):
@@ -97,14 +99,42 @@ def script_commands(
     yield from _commands(group, file, known, open_, shell)
 
 
+class _Variables(dict[str, str]):
+    """The variables of a shell; a command that it starts sees those of the environment alone."""
+
+    def __init__(self, values: Mapping[str, str]) -> None:
+        super().__init__(values)
+        self.own: set[str] = set()  # assigned, and never exported
+        self.exports_all = False  # set -a
+
+    def assign(self, values: Mapping[str, str]) -> None:
+        self.own |= {name for name in values if name not in self and not self.exports_all}
+        self.update(values)
+
+    def with_value(self, name: str, value: str) -> _Variables:
+        other = _Variables({**self, name: value})
+        other.own, other.exports_all = {*self.own, name}, self.exports_all
+        return other
+
+    @property
+    def exported(self) -> dict[str, str]:
+        return {name: value for name, value in self.items() if name not in self.own}
+
+
 def _commands(
-    lines: list[tuple[str, int]], file: str, known: dict[str, str], open_: list[str], shell: str
+    lines: list[tuple[str, int]], file: str, known: _Variables, open_: list[str], shell: str
 ) -> Iterator[Command]:
     """`known`: variables, to which assignments are added; `open_`: the conditions and loops around a line."""
     # The line of every word is carried through the lexer by marks that no Dockerfile contains.
     text = " ".join(f"\x00{number}\x00 {COMMENT.sub('', line)}" for line, number in lines)
-    text = _marked(text)
-    text = SUBSTITUTION.sub(lambda found: _echoed(found[0], known) or "$?" + re.sub(r"[^\w.]+", "_", found[0]), text)
+    text, inner = _marked(text), list[str]()
+
+    def set_aside(found: re.Match[str]) -> str:
+        inner.append(MARK.sub("", found[0]))
+        return f"\x03{len(inner) - 1}\x03"
+
+    while SUBSTITUTION.search(text):  # the innermost first
+        text = SUBSTITUTION.sub(set_aside, text)
     lexer = shlex.shlex(text, posix=True, punctuation_chars=";&|()")
     lexer.whitespace_split = True
     lexer.commenters = ""
@@ -123,7 +153,7 @@ def _commands(
             continue
         if plain and set(plain) <= set(";&|()"):
             if current[:1] == ["for"] and current[2:3] == ["in"]:
-                loop = (str(current[1]), [substitute(word, known) for word in current[3:]])
+                loop = (str(current[1]), [_value(word, known, inner) for word in current[3:]])
             elif current[:1] == ["done"]:
                 loop = ("", [""])
             repeated = any(loop[0] in word for word in current) if loop[0] else False
@@ -132,8 +162,9 @@ def _commands(
                 open_.append(str(begins))
             certain = all(word == "for" for word in open_) and plain != "||" and begins not in ("then", "else")
             for value in loop[1] if repeated else loop[1][:1]:  # what a loop does is done for each of its words
-                values = known | {loop[0]: value} if loop[0] else known
-                yield from _finished(current, file, values, Command((), file, {}, operator, "", certain, False, shell))
+                values = known.with_value(loop[0], value) if loop[0] else known
+                like = Command((), file, {}, operator, "", certain, False, shell)
+                yield from _finished(current, inner, values, like)
             if begins in CLOSING and open_:
                 open_.pop()
             current, operator = [], plain
@@ -141,18 +172,16 @@ def _commands(
             current.append(Word(plain).at(line))
 
 
-def _echoed(text: str, known: Mapping[str, str]) -> str | None:
-    """`$(echo $CUDA_VERSION | cut -d. -f1,2 | tr -d .)`: what a few plain commands make of a value."""
-    first, *filters = text.strip("$()`").split("|")
-    value = substitute(first.strip().removeprefix("echo").strip(" \"'"), known)
-    for part in filters:
-        if cut := re.fullmatch(r"\s*cut -d ?['\"]?(.)['\"]? -f ?(\d)(?:[,-](\d))?\s*", part):
-            value = cut[1].join(value.split(cut[1])[int(cut[2]) - 1 : int(cut[3] or cut[2])])
-        elif dropped := re.fullmatch(r"\s*tr -d ['\"]?(.)['\"]?\s*", part):
-            value = value.replace(dropped[1], "")
-        else:
-            return None
-    return value if first.strip().startswith("echo ") and "$" not in value else None
+def _value(text: str, known: Mapping[str, str], inner: list[str]) -> str:
+    """A word with its variables and the output of its $(…) put in; what is not known stays as it is."""
+
+    def computed(found: re.Match[str]) -> str:
+        written = inner[int(found[1])]
+        plain = INNER.sub(computed, written)
+        output = output_of(plain.removeprefix("$").strip("()`"), known)
+        return "$?" + re.sub(r"[^\w.]+", "_", written) if output is None else output
+
+    return substitute(INNER.sub(computed, text), known)
 
 
 def _marked(text: str) -> str:
@@ -167,7 +196,7 @@ def _marked(text: str) -> str:
     return "".join(letters)
 
 
-def _finished(words: list[Word], file: str, known: dict[str, str], like: Command) -> Iterator[Command]:
+def _finished(words: list[Word], inner: list[str], known: _Variables, like: Command) -> Iterator[Command]:
     """A command with its variables put in; assignments and exports are remembered for those after it."""
     own: dict[str, str] = {}
     sudo = "sudo" in words[:2]
@@ -176,32 +205,37 @@ def _finished(words: list[Word], file: str, known: dict[str, str], like: Command
     while words:
         assignment = re.fullmatch(r"(\w+)=(.*)", words[0], re.DOTALL)
         if assignment:
-            own[assignment[1]] = substitute(assignment[2], known)
+            own[assignment[1]] = _value(assignment[2], known, inner)
         elif words[0] not in SKIPPED:
             break
         words = words[1:]
     if not words:
-        known.update(own)
+        known.assign(own)
         return
     if words[0] in ("export", "declare"):
         for word in words[1:]:
             name, equals, value = word.partition("=")
             if equals:
-                known[name] = substitute(value, known)
+                known[name] = _value(value, known, inner)
+            known.own.discard(name)
         return
+    known.exports_all |= words[0] == "set" and bool({"-a", "allexport"} & set(words))
     if words[0] in NOT_COMMANDS:
         return
-    filled = tuple(Word(part).at(word.line) for word in words for part in _filled(word, {**known, **own}))
+    values = {**known, **own}
+    filled = tuple(Word(part).at(word.line) for word in words for part in _filled(word, values, inner))
     reads = next((str(word).replace("\x01", "<") for word in filled if "\x01" in word), "")
     filled = tuple(Word(re.split("[\x01\x02]", word)[0]).at(word.line) for word in filled)
     if filled:
-        yield from _unwrapped(replace(like, words=filled, variables={**known, **own}, reads=reads, sudo=sudo), known)
+        sees = {**known.exported, **own}
+        yield from _unwrapped(replace(like, words=filled, variables=sees, reads=reads, sudo=sudo), known)
 
 
-def _filled(word: Word, values: Mapping[str, str]) -> list[str]:
-    """A variable that is a word of its own may hold several words."""
-    value = substitute(word, values)
-    return value.split() if re.fullmatch(r"\$\{?\w+\}?", word) and value != word else [value]
+def _filled(word: Word, values: Mapping[str, str], inner: list[str]) -> list[str]:
+    """A variable or an output that is a word of its own may hold several words."""
+    value = _value(word, values, inner)
+    alone = re.fullmatch(r"\$\{?\w+\}?|\x03\d+\x03", word) and value != word
+    return value.split() if alone else [value]
 
 
 def _unwrapped(command: Command, variables: Mapping[str, str]) -> Iterator[Command]:
@@ -211,6 +245,6 @@ def _unwrapped(command: Command, variables: Mapping[str, str]) -> Iterator[Comma
     if command.program in SHELLS and inner is not None and len(words) > inner + 1:
         lines = [(str(words[inner + 1]), words[inner + 1].line)]
         within = [] if command.certain else ["if"]
-        yield from _commands(lines, command.file, dict(variables), within, command.program)
+        yield from _commands(lines, command.file, _Variables(variables), within, command.program)
     else:
         yield command

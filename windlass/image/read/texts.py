@@ -19,6 +19,7 @@ class Texts:
     files: Mapping[str, str] = field(default_factory=dict)
     name: str = DOCKERFILE  # what messages call the Dockerfile
     names: frozenset[str] | None = None  # of every file of the context; None: not known
+    code: Mapping[str, str] = field(default_factory=dict)  # Python files and configurations: read, and never changed
 
     def get(self, name: str) -> str:
         if name == self.name and self.dockerfile is not None:

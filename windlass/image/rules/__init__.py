@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from windlass.image.rules import compiled, packages, secrets, system, torch
+from windlass.image.rules import compiled, packages, runtime, secrets, system, torch
 from windlass.image.rules.finding import Case, Finding, Repair, Rule
 
 RULES: tuple[Rule, ...] = (
     system.platform,
     system.empty_argument,
     packages.unresolvable,
+    torch.index_tag,
     torch.cpu_only,
     torch.driver_without_gpu,
     torch.driver_too_old,
@@ -30,6 +31,8 @@ RULES: tuple[Rule, ...] = (
     compiled.old_source,
     compiled.nvcc,
     compiled.architecture_list,
+    compiled.gpu_while_building,
+    compiled.cuda_home,
     compiled.compiler,
     compiled.other_torch,
     system.failing,
@@ -42,6 +45,13 @@ RULES: tuple[Rule, ...] = (
     system.efa,
     system.library_path,
     system.variables,
+    runtime.compiles_at_run_time,
+    runtime.deepspeed_operators,
+    runtime.moved_environment,
+    runtime.interpreter_of_root,
+    runtime.library_order,
+    runtime.efa_folder,
+    runtime.driver_in_image,
     secrets.secrets,
 )
 

@@ -217,8 +217,9 @@ def architecture_list(case: Case) -> Iterator[Finding]:
     capability = case.node.capability
     for package, compiled, _ in built_here(case):
         text = compiled.variables.get("TORCH_CUDA_ARCH_LIST", "")
-        old = compiled.torch and not compiled.torch.at_least(facts()["nvcc"]["needs_list_before"])
-        if not text and old and not compiled.isolated and compiled.nvcc and _source(case, package).detects:
+        torch = compiled.torch if not compiled.isolated and compiled.nvcc else None
+        given = _asked_for(case, "TORCH_CUDA_ARCH_LIST")
+        if not text and not given and torch and torch.cuda != "cpu" and _detects(case, package, compiled):
             yield case.error(
                 "architecture-list",
                 f"{package.name} is compiled for the GPUs that torch sees, and a build sees none: list index out of "
@@ -243,6 +244,63 @@ def architecture_list(case: Case) -> Iterator[Finding]:
                 where,
             )
             return
+
+
+def cuda_home(case: Case) -> Iterator[Finding]:
+    """CUDA_HOME of a toolkit that is not there, where something is compiled with it."""
+    for package, compiled, need in built_here(case):
+        uses = need == "nvcc" or (need == "torch" and _precompiles(compiled))
+        named = re.fullmatch(r"/usr/local/cuda-(\d+\.\d+)/?", compiled.variables.get("CUDA_HOME", ""))
+        if not (uses and named and compiled.nvcc and compiled.nvcc_known) or compiled.isolated:
+            continue
+        if named[1] != minor(compiled.nvcc):
+            yield case.error(
+                "nvcc-of-cuda-home",
+                f"{package.name} is compiled with the nvcc of CUDA_HOME, {named[0]}, which is not there: the image has "
+                f"CUDA {compiled.nvcc}",
+                case.trace.final.exported.get("CUDA_HOME", package.where),
+            )
+            return
+
+
+def gpu_while_building(case: Case) -> Iterator[Finding]:
+    """Sources that compile for GPUs only where they see one, which no build does, or where a variable asks for it."""
+    for package, compiled, _ in built_here(case):
+        looks, names, refuses = _looks(case, package)
+        told = any(compiled.variables.get(name) or _asked_for(case, name) for name in names)
+        told = told or "force_cuda" in compiled.command.lower()
+        torch = compiled.torch if not compiled.isolated else None
+        if not looks or told or not torch or torch.cuda == "cpu" or case.node.cpu_only or not case.node.gpu:
+            continue
+        ends = "its setup.py ends with an error" if refuses else "it is compiled for CPUs alone, and fails on a GPU"
+        asks = f"; {names[0]}=1 asks for CUDA, as a variable of the command or by ENV" if names else ""
+        yield case.error(
+            "no-gpu-in-build",
+            f"{package.name} compiles its CUDA code where it sees a GPU, and a build sees none: {ends}{asks}",
+            package.where,
+            *([line_before(package.where, f"ENV {names[0]}=1")] if names else []),
+        )
+
+
+def _asked_for(case: Case, name: str) -> bool:
+    """Whether an ARG without a value leaves it to --build-arg."""
+    return bool(re.search(rf"(?mi)^\s*ARG\s+(\w+\s+)*{name}\s*$", case.texts.dockerfile or ""))
+
+
+def _looks(case: Case, package: Package) -> tuple[bool, tuple[str, ...], bool]:
+    """Whether a build looks for a GPU, the variables that take its place, and whether it refuses without."""
+    if name := facts()["gpu_while_building"]["forced_by"].get(package.name):
+        return True, (name,), False
+    source = _source(case, package)
+    return source.looks, source.forced_by, source.refuses
+
+
+def _detects(case: Case, package: Package, compiled: Compiled) -> bool:
+    """Whether CUDA code is compiled, and for which GPUs is left to torch, which looks at those of the machine."""
+    looks, names, _ = _looks(case, package)
+    forced = any(compiled.variables.get(name) == "1" for name in names if name.startswith("FORCE"))
+    known = package.name in facts()["gpu_while_building"]["left_to_torch"]
+    return (known or _source(case, package).detects) and (forced or not looks)
 
 
 def compiler(case: Case) -> Iterator[Finding]:

@@ -14,6 +14,7 @@ from windlass.image.facts.table import (
     gpu_in_table,
     minimum_driver,
     release,
+    releases,
     runs,
     version_of,
 )
@@ -21,6 +22,7 @@ from windlass.image.rules.finding import Case, Finding
 from windlass.image.rules.repairs import another_build, companion_of_torch
 from windlass.image.state.contents import cuda_libraries, torch_libraries
 from windlass.image.state.model import Environment, Package
+from windlass.image.state.resolver import torch_tag
 
 COMPANIONS = ("torchvision", "torchaudio")
 
@@ -46,6 +48,25 @@ def cpu_only(case: Case) -> Iterator[Finding]:
             yield case.error(
                 "cpu-only-torch", f"{reason}; the nodes have {case.node.gpu}", torch.where, *another_build(case, torch)
             )
+
+
+def index_tag(case: Case) -> Iterator[Finding]:
+    """A build of torch that is asked for by its address, and that no release was published with."""
+    known = {build.tag for one in releases() for build in one.builds}
+    known |= {tag for tags in facts()["torch_index"]["older_builds"].values() for tag in tags}
+    for step in case.trace.steps:
+        if step.stage not in case.trace.used_stages or not step.asks("torch"):
+            continue
+        for url in step.index:
+            tag = torch_tag(url) or ""
+            alone = step.by_uv or "--index-url" in step.options
+            if re.fullmatch(r"cu\d{2,3}", tag) and tag not in known and alone and "nightly" not in url:
+                newest = max((one for one in known if one.startswith("cu1")), key=lambda one: int(one[2:]))
+                yield case.error(
+                    "no-version",
+                    f"torch has no builds at {url}: no release is published for {tag}, and {newest} is the newest",
+                    step.where,
+                )
 
 
 def gpu_code(case: Case) -> Iterator[Finding]:

@@ -44,6 +44,9 @@ class Source:
     detects: bool = False  # torch looks at the GPUs of the build to choose architectures
     calls_cmake: bool = False  # that neither it nor its build system brings
     cmake_minimum: str = ""  # of its CMakeLists.txt
+    looks: bool = False  # CUDA code is compiled only where setup.py sees a GPU, or a variable asks for it
+    forced_by: tuple[str, ...] = ()  # those variables
+    refuses: bool = False  # without either it ends with an error, in place of compiling for CPUs alone
 
 
 def source_of(index: Index, name: str, version: str) -> Source:
@@ -144,14 +147,43 @@ def source_in(files: Mapping[str, str], folder: str) -> Source:
         files.get(posixpath.normpath(posixpath.join(folder, name)), "") for name in ("setup.py", "pyproject.toml")
     )
     found = _needs(setup, project, [], [])
-    chosen = re.search(r"gencode|arch=|TORCH_CUDA_ARCH_LIST|get_device_capability|is_available", setup)
+    chosen = re.search(r"gencode|generate-code|arch=|TORCH_CUDA_ARCH_LIST|get_device_capability", setup)
+    try:
+        condition, refuses = _condition(_parsed(setup))
+    except (SyntaxError, ValueError):
+        condition, refuses = "", False
     return Source(
         found.get("needs", ""),
         tuple(found.get("imports", ())),
         tuple(found.get("requires", ())),
         tuple(found.get("written", ())),
         detects="CUDAExtension" in setup and not chosen,
+        looks="cuda.is_available()" in condition,
+        forced_by=tuple(re.findall(r"(?:getenv\(|environ\.get\(|environ\[)['\"](\w+)['\"]", condition)),
+        refuses=refuses,
     )
+
+
+def _condition(tree: ast.Module) -> tuple[str, bool]:
+    """On what a setup.py makes a CUDAExtension, with its variables written out; and whether it refuses otherwise."""
+    named: dict[str, str] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign):
+            named |= {target.id: ast.unparse(node.value) for target in node.targets if isinstance(target, ast.Name)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If | ast.IfExp):
+            body = node.body if isinstance(node.body, list) else [node.body]
+            if not any("CUDAExtension" in ast.unparse(part) for part in body):
+                continue
+            condition = ast.unparse(node.test)
+            for _ in range(3):
+                condition = re.sub(
+                    r"(?<![\w.'\"])[A-Za-z_]\w*(?![\w.('\"])", lambda name: named.get(name[0], name[0]), condition
+                )
+            if "cuda.is_available()" in condition:
+                refuses = isinstance(node, ast.If) and any(isinstance(part, ast.Raise) for part in node.orelse)
+                return condition, refuses
+    return "", False
 
 
 def _needs(setup: str, project: str, names: Sequence[str], files: Sequence[str]) -> dict[str, Any]:

@@ -29,6 +29,10 @@ NOT_OURS = re.compile(  # of the base
     r"/(usr|s?bin|lib\w*|etc|var|proc|sys|dev|run|boot|root|opt/(conda|nvidia|amazon))(/|$)"
 )
 
+CLONE_VALUES = re.compile(  # options of git clone that take a word of their own
+    r"-[bjcou]|--(branch|depth|jobs|config|origin|upload-pack|reference|filter|shallow-since|template|separate-git-dir)"
+)
+
 
 class Files:
     """The files of a stage: which are there, where they come from, and who owns them."""
@@ -64,6 +68,8 @@ class Files:
         return Where(place, cause, self.instruction.first, self.instruction.last)
 
     def _provide(self, programs: Collection[str]) -> None:
+        for program in programs:
+            self.state.away.pop(program, None)
         if self.state.programs is not None:
             self.state.programs |= frozenset(programs)
 
@@ -236,10 +242,7 @@ class Files:
 
     def _copied_from(self, absolute: str) -> Iterator[tuple[str, str]]:
         """What was copied to a path, or to a folder above it, the nearest first: the source, and the path below it."""
-        for folder, source in sorted(self.state.folders.items(), key=lambda pair: -len(pair[0])):
-            if absolute == folder or absolute.startswith(folder.rstrip("/") + "/"):
-                below = absolute[len(folder.rstrip("/")) + 1 :]
-                yield source, source if source.startswith("git+") else posixpath.normpath(posixpath.join(source, below))
+        yield from copied_from(self.state, absolute)
 
     def _context_file(self, path: str) -> str | None:
         """The file of the context that a path in the image was copied from."""
@@ -273,6 +276,25 @@ class Files:
             return False
         return True
 
+    def _clone(self, words: list[str]) -> None:
+        rest: list[str] = []
+        given = words[words.index("clone") + 1 :]
+        while given:
+            word = given.pop(0)
+            if CLONE_VALUES.fullmatch(word):
+                given = given[1:]
+            elif not word.startswith("-"):
+                rest.append(word)
+        if not rest or not re.search(r"://|^[\w.-]+@[\w.-]+:", rest[0]):
+            self.state.opaque.add(self.cwd)
+            return
+        url = rest[0]
+        name = rest[1] if len(rest) > 1 else url.rstrip("/").rsplit("/", 1)[-1].removesuffix(".git")
+        branch = re.search(r"(?:-b|--branch)[ =](\S+)", " ".join(words))
+        self.state.folders[posixpath.normpath(posixpath.join(self.cwd, name))] = f"git+{url}" + (
+            f"@{branch[1]}" if branch else ""
+        )
+
     def _mention(self, command: Command) -> None:
         """Names that commands speak of may be files that they make; what unpacks or copies fills a folder."""
         state = self.state
@@ -287,10 +309,19 @@ class Files:
         if command.program == "make" and "install" in command.words:
             state.programs = None  # whatever it builds
         script = PYTHON.match(command.program) and command.words[1:2] and not command.words[1].startswith("-")
-        if OPAQUE.fullmatch(command.program) or script:
+        cloned = command.program == "git" and "clone" in command.words  # which fills a folder of its own alone
+        if (OPAQUE.fullmatch(command.program) and not cloned) or script:
             targets = [
                 word for flag, word in zip(command.words, command.words[1:], strict=False) if flag in ("-C", "-d")
             ]
             last = str(command.words[-1]) if command.program in ("cp", "mv", "rsync") else ""
             for target in (*targets, *([last] if last else ()), *(() if targets or last else (self.cwd,))):
                 state.opaque.add(posixpath.normpath(posixpath.join(self.cwd, str(target))))
+
+
+def copied_from(state: State, absolute: str) -> Iterator[tuple[str, str]]:
+    """What was copied to a path, or to a folder above it, the nearest first: the source, and the path below it."""
+    for folder, source in sorted(state.folders.items(), key=lambda pair: -len(pair[0])):
+        if absolute == folder or absolute.startswith(folder.rstrip("/") + "/"):
+            below = absolute[len(folder.rstrip("/")) + 1 :]
+            yield source, source if source.startswith("git+") else posixpath.normpath(posixpath.join(source, below))

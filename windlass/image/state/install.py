@@ -16,7 +16,7 @@ from windlass.image.facts.table import facts
 from windlass.image.read.installs import PipInstall
 from windlass.image.read.project import NotUnderstoodError, locked_requirements, project_requirements, python_of_project
 from windlass.image.read.requirements import Place, Wanted, parse_requirements, project_name, wanted_of, wheel_of
-from windlass.image.read.shell import Word
+from windlass.image.read.shell import Command, Word
 from windlass.image.state.contents import source_in
 from windlass.image.state.machine import Machine
 from windlass.image.state.model import SYSTEM, UV_PYTHON, Compiled, Environment, Package, Step, Where, torch_cuda
@@ -332,7 +332,7 @@ class Installer(Machine):
         """A wheel or a repository that is named by its address: no index is asked for it, but the rest must fit."""
         cause = replace(where, cause=one.place)
         if (one.url or "").startswith(LOCAL):
-            self._built_here((one.url or "").removeprefix(LOCAL), cause, text, environment, install)
+            self._built_here((one.url or "").removeprefix(LOCAL), cause, install.command, environment, install)
             return []
         wheel = wheel_of(one.url or one.text)
         if wheel:
@@ -365,7 +365,7 @@ class Installer(Machine):
             one.name,
             tagged[1] if tagged else None,
             cause,
-            text,
+            install.command,
             environment=environment,
             isolated=not install.arguments.has("--no-build-isolation"),
             install=install,
@@ -373,7 +373,7 @@ class Installer(Machine):
         return []
 
     def _built_here(
-        self, folder: str, where: Where, text: str, environment: Environment | None, install: PipInstall | None
+        self, folder: str, where: Where, command: Command, environment: Environment | None, install: PipInstall | None
     ) -> None:
         """A project of the context, where its setup.py needs torch; without a pip it is `python setup.py`."""
         if source_in(self.texts.files, folder).needs in ("nvcc", "c++"):
@@ -381,7 +381,7 @@ class Installer(Machine):
                 _project_in(folder),
                 None,
                 where,
-                text,
+                command,
                 isolated=False,
                 environment=environment,
                 install=install,
@@ -393,14 +393,14 @@ class Installer(Machine):
         name: str,
         version: str | None,
         where: Where,
-        text: str,
+        command: Command,
         *,
         isolated: bool,
         environment: Environment | None = None,
         install: PipInstall | None = None,
         local: str | None = None,
     ) -> None:
-        place = environment or self._environment("")
+        place, text = environment or self._environment(""), str(command)
         before = dict(place.packages)
         compiled = (
             self._compiled(install, place, before, text)
@@ -411,7 +411,7 @@ class Installer(Machine):
                 self.state.nvcc,
                 self.state.nvcc_known,
                 self.state.programs,
-                dict(self.state.variables),
+                {**self.state.variables, **command.variables},
                 text,
             )
         )
@@ -562,20 +562,26 @@ class Installer(Machine):
             )
         )
 
-    def _new_uv_environment(self, prefix: str, wanted: str | None) -> None:
+    def _uv_pythons(self) -> str:
+        return self.state.variables.get("UV_PYTHON_INSTALL_DIR") or f"{self.state.home}/{UV_PYTHON}"
+
+    def _new_uv_environment(self, prefix: str, wanted: str | None, *, managed: bool = False) -> None:
         """uv takes the interpreter that is there where it is the right one, else it downloads one."""
         system = self.state.environments[SYSTEM]
         fits = wanted in (None, system.python) and system.python and system.interpreter in self.state.interpreters
         has_python = (
             self.state.base.family != "cuda" or "python3" in self.state.apt or f"python{wanted}" in self.state.apt
         )
-        if fits and has_python:
+        told = self.state.variables.get("UV_PYTHON_PREFERENCE") == "only-managed"
+        managed |= told or self.state.variables.get("UV_MANAGED_PYTHON") in ("1", "true")
+        managed |= f"{self._uv_pythons()}/{wanted or system.python}" in self.state.interpreters  # installed before
+        if fits and has_python and not managed:
             environment = Environment(prefix, system.python, system.interpreter)
         else:
             version = wanted or DEFAULT_PYTHON
             own = f"/usr/bin/python{version}"
-            downloads = self.state.variables.get("UV_PYTHON_INSTALL_DIR", UV_PYTHON)
-            interpreter = own if own in self.state.interpreters else f"{downloads}/{version}"
+            there = own in self.state.interpreters and not managed
+            interpreter = own if there else f"{self._uv_pythons()}/{version}"
             environment = Environment(prefix, version, interpreter)
             self.state.interpreters |= {interpreter}
         environment.owner, environment.unseeded = self.state.user, True

@@ -45,6 +45,8 @@ WRITES = {"mkdir": None, "touch": None, "git": "clone", "uv": "sync", "unzip": N
 WITH_VALUE = re.compile(
     r"-[ugGdsckpefbKh]|--(uid|gid|groups|home|home-dir|shell|comment|gecos|skel|password|base-dir|ingroup)"
 )
+AWAY = {"astral.sh/uv": ("uv", ".local/bin"), "sh.rustup.rs": ("cargo", ".cargo/bin")}  # by their installers
+INHERITED = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "HOME")  # a RUN may read them without setting them
 NVIDIA = re.compile(r"cuda|libcu|libnccl|libnv|nsight|nvidia|tensorrt")  # of the archive that their images have
 
 
@@ -59,6 +61,17 @@ class Machine(Files):
 
     def _check_shell(self, run: Instruction) -> None:
         """What dash, the sh of Debian and Ubuntu, takes for a mistake."""
+        shell = not run.text.lstrip().startswith("[") and "debug" not in (self.state.base.tag or "")
+        bare = "distroless" in self.state.base.repository or self.state.base.image == "scratch"
+        if shell and bare:
+            copies = [
+                one.text for one in self.dockerfile.stages[run.stage].instructions if one.keyword in ("COPY", "ADD")
+            ]
+            if not any(re.search(r"bin\b|busybox|\s/(usr)?/?$", text) for text in copies):
+                self._fail(
+                    "missing-program", f"{self.state.base.image} has no shell: RUN cannot start /bin/sh", run.first
+                )
+            return
         lines = run.text.split("\n")
         quoted = any(line.count(mark) % 2 for line in lines for mark in "'\"")  # a text of several lines
         if self.state.shell != "sh" or not self._dash or quoted or re.search(r"\b(bash|zsh)\b", run.text):
@@ -98,6 +111,10 @@ class Machine(Files):
             self._fail(
                 "no-gpu-in-build", "nvidia-smi is the driver's, and a build has no driver: it is not found", command
             )
+        if PYTHON.match(program) and words[1:2] == ("-c",) and len(words) > 2 and _needs_gpu(str(words[2])):
+            self._fail(
+                "no-gpu-in-build", "this Python asks for a GPU, and a build sees none: it ends with an error", command
+            )
         if program in ("conda", "mamba") and words[1:2] == ("activate",) and not self._conda_ready(command):
             self._fail(
                 "not-in-sh",
@@ -111,6 +128,23 @@ class Machine(Files):
         elif nonroot and program in WRITES and WRITES[program] in (None, *words):
             self._check_writes(command)
         self._check_program(command)
+
+    def _check_lost(self, run: Instruction) -> None:
+        """Every RUN has a shell of its own: what one exports is gone in the next."""
+        state = self.state
+        read = set(re.findall(r"(?<!\\)\$\{?(\w+)", run.text)) - set(re.findall(r"\b(\w+)=", run.text))
+        for name in sorted(read & state.lost.keys() - state.variables.keys()):
+            where = state.lost.pop(name)
+            self._fail(
+                "lost-variable",
+                f"{name} is set for this RUN alone, and is empty at {self.texts.name}:{run.first}, which reads it; ENV "
+                "keeps it",
+                where,
+            )
+        parts = [part.strip() for part in re.split(r"&&|;|\n", run.text) if part.strip()]
+        exports = [re.fullmatch(r"export\s+(\w+)=.*", part) for part in parts]
+        if all(exports):
+            state.lost |= {one[1]: self._where(run.first) for one in exports if one and one[1] not in INHERITED}
 
     def _conda_ready(self, command: Command) -> bool:
         text = " ".join([self.instruction.text, *(str(heredoc.text) for heredoc in self.instruction.heredocs)])
@@ -132,6 +166,15 @@ class Machine(Files):
         if "/" in command.words[0]:
             return
         venv = self.active or state.active != SYSTEM
+        used = state.environments.get(self.active or state.active)
+        if used and used.is_moved and PIP.match(command.program) and used.scripts not in state.environments:
+            self._fail(
+                "copied-environment",
+                f"{command.program} of {used.prefix} begins with #!{used.scripts}/bin/python, where the environment "
+                "was made and is no more; python -m pip does not need it",
+                command,
+            )
+            return
         if program == "python" and not venv and lacks_python(state):
             self._miss(program, command, "python-is-python3")
         if program in state.hidden and ".local/bin" not in state.variables.get("PATH", "") and not venv:
@@ -142,6 +185,19 @@ class Machine(Files):
                 "before",
                 f"ENV PATH={state.home}/.local/bin:$PATH",
             )
+            return
+        folder = state.away.get(program, "")
+        path = {**state.variables, **command.variables}.get("PATH", "")
+        sourced = re.search(r"(\.|source) \S*(/env|profile|bashrc)\b", self.instruction.text)
+        if folder and folder not in path and not venv and not sourced and not state.login:
+            self._fail(
+                "missing-program",
+                f"{program} was installed into {state.home}/{folder}, which PATH does not name here",
+                command,
+                "before",
+                f"ENV PATH={state.home}/{folder}:$PATH",
+            )
+            state.away.pop(program)  # said once
             return
         folders = [folder for folder in state.variables.get("PATH", "").split(":") if folder.endswith("/bin")]
         filled = any(
@@ -166,6 +222,18 @@ class Machine(Files):
                     "ca-certificates",
                 )
                 state.brought |= {"ca-certificates"}
+
+    def _put_away(self, command: Command) -> None:
+        """Installers that are fetched and piped into a shell put their program below the home of the user."""
+        told = " ".join([*self.state.variables, *command.variables, self.instruction.text])
+        for part, (program, folder) in AWAY.items():
+            moved = re.search(rf"(ln|mv|cp|install) [^&;]*/{program}\b", told)
+            if (
+                part in str(command)
+                and not moved
+                and not re.search(r"INSTALL_DIR|_BIN_HOME|_HOME=|UNMANAGED|CARGO_HOME", told)
+            ):
+                self.state.away[program] = folder
 
     # apt
 
@@ -367,6 +435,17 @@ class Machine(Files):
                     )
                 elif not text.startswith("#!") and name == started and instruction.text.lstrip().startswith("["):
                     self._fail("syntax", f"{path} has no #! line: exec format error", self._where(instruction.first))
+
+
+def _needs_gpu(code: str) -> bool:
+    """Whether a piece of Python fails where there is no GPU."""
+    asks = re.search(
+        r"assert\s*\(?\s*torch\.cuda\.(is_available\(\)|device_count\(\))(?!\s*(==|<|or\b))"
+        r"|\.cuda\(\)|\.to\(\s*['\"]cuda|device\s*=\s*['\"]cuda"
+        r"|torch\.cuda\.(get_device_(name|properties|capability)|current_device|init)\(",
+        code,
+    )
+    return bool(asks) and not re.search(r"\b(if|try|and)\b", code)
 
 
 def lacks_python(state: State) -> bool:

@@ -15,7 +15,8 @@ from windlass.image.read.shell import Command
 from windlass.image.state.resolver import Answer, Found
 
 SYSTEM = "system"
-UV_PYTHON = "/root/.local/share/uv/python"  # where uv puts the interpreters that it downloads
+RELOCATABLE = "relocatable"  # scripts that find the Python beside them
+UV_PYTHON = ".local/share/uv/python"  # where uv puts the interpreters that it downloads, below the user's home
 
 
 @dataclass(frozen=True)
@@ -95,6 +96,13 @@ class Environment:
     owner: str = "root"
     unseeded: bool = False  # made without setuptools and wheel, as uv does it
     pip: str | None = None  # its own version, before a step installs another
+    scripts: str = ""  # the path that its scripts name, where it was made elsewhere
+    moved: Where | None = None  # the step that put it where it is
+
+    @property
+    def is_moved(self) -> bool:
+        """Whether its scripts name a Python of another path."""
+        return self.moved is not None and self.scripts not in ("", RELOCATABLE, self.prefix)
 
 
 @dataclass
@@ -120,6 +128,8 @@ class State:
     owners: dict[str, str] = field(default_factory=dict)  # of folders
     wheels: dict[str, Package] = field(default_factory=dict)  # that were built and wait in a folder
     hidden: set[str] = field(default_factory=set)  # programs in ~/.local/bin, by their packages
+    away: dict[str, str] = field(default_factory=dict)  # programs that an installer put into a folder of its own
+    lost: dict[str, Where] = field(default_factory=dict)  # variables that a RUN exported for itself alone
     mentioned: set[str] = field(default_factory=set)  # names in commands, which may be files that they make
     opaque: set[str] = field(default_factory=set)  # folders that commands fill with what is not known
     variables: dict[str, str] = field(default_factory=dict)

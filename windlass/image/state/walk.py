@@ -41,7 +41,7 @@ from windlass.image.state.conda import CondaInstaller
 from windlass.image.state.files import KNOWN
 from windlass.image.state.install import DEFAULT_PYTHON, version_in
 from windlass.image.state.machine import lacks_python
-from windlass.image.state.model import SYSTEM, Environment, Package, State, Trace, Where
+from windlass.image.state.model import RELOCATABLE, SYSTEM, Environment, Package, State, Trace, Where
 from windlass.image.state.resolver import Found, Index, Question
 
 INSTALL_NOTHING = (
@@ -101,6 +101,18 @@ def _users_of(base: Base) -> dict[str, str]:
     own = {"ubuntu": "1000"} if base.system == "ubuntu24.04" else {}
     own |= {"ubuntu": ""} if base.family == "torch" else {}  # the newest of them may be 24.04
     return {**dict.fromkeys(facts()["users"]["names"], ""), "root": "0", **own}
+
+
+def _cuda_version(base: Base) -> dict[str, str]:
+    """CUDA_VERSION of NVIDIA's images and of those made from them; a $ stands for digits that a tag leaves out."""
+    if base.repository.endswith("nvidia/cuda"):
+        version = re.match(r"\d+\.\d+\.\d+", base.tag or "")
+        return {"CUDA_VERSION": version[0]} if version else {}
+    if base.cuda and base.cuda != "cpu" and base.repository.endswith(("nvidia/cuda-dl-base", "nvidia/pytorch")):
+        return {"CUDA_VERSION": f"{base.cuda}.$PATCH.$BUILD"}  # 13.4.0.012
+    if base.cuda and base.repository == "pytorch/pytorch" and base.has_nvcc:
+        return {"CUDA_VERSION": f"{base.cuda}.$PATCH"}
+    return {}
 
 
 class _Walker(CondaInstaller):
@@ -177,7 +189,6 @@ class _Walker(CondaInstaller):
         if base.repository == "pytorch/pytorch" and base.torch:
             managed = bool(facts()["pytorch_images"]["managed"].get(minor(base.torch)))
         environment = Environment(SYSTEM, python, interpreter, managed, packages)
-        version = re.match(r"\d+\.\d+\.\d+", base.tag or "") if base.repository.endswith("nvidia/cuda") else None
         environment.unseeded = base.family == "python" and Version(python or "3") >= Version("3.12")
         environment.pip = facts()["pip_of_python"].get(python) if base.family == "python" else None
         return State(
@@ -193,7 +204,7 @@ class _Walker(CondaInstaller):
             users=_users_of(base) if base.family in (*KNOWN, "torch") and not base.alpine else None,
             groups={"ubuntu": "1000"} if base.system == "ubuntu24.04" else {},
             interpreters=frozenset({interpreter} if python else ()),
-            variables={"CUDA_VERSION": version[0]} if version else {},
+            variables=_cuda_version(base),
             workdir="/workspace" if base.repository.endswith(("pytorch/pytorch", "nvidia/pytorch")) else "/",
         )
 
@@ -238,6 +249,7 @@ class _Walker(CondaInstaller):
             self.cwd, self.active = state.workdir, None
             self._note_empty_arguments(one)
             self._check_shell(one)
+            self._check_lost(one)
             for command in run_commands(one, self.texts.name, state.variables, state.shell):
                 if command.after != "||":
                     self._command(command)
@@ -350,6 +362,8 @@ class _Walker(CondaInstaller):
                 environment.managed,
                 dict(environment.packages),
                 one.flags.get("chown", "root"),
+                scripts=environment.scripts or prefix if below else "",
+                moved=where,
             )
             if in_system and SYSTEM in state.environments:
                 self.trace.copied.append((environment, state.copy(), where))
@@ -425,6 +439,8 @@ class _Walker(CondaInstaller):
             self._users(command)
         elif program == "mkdir":
             self._make_folders(command)
+        elif program in ("mv", "cp") and len(words) > 2:
+            self._move_environments(command, words)
         elif program in ("apk", "yum", "dnf", "microdnf") and {"add", "install", "groupinstall"} & set(words):
             self._other_manager(words[1:])
         elif program in ("chown", "chmod") and len(words) > 2:
@@ -443,6 +459,7 @@ class _Walker(CondaInstaller):
         elif program in ("pixi", "pipenv", "pip-sync", "hatch", "rye", "spack", "easy_install"):
             self.trace.unknown.append(f"{self._where(command.words[0].line, command)}: what {program} installs")
         self._provide({program for part, program in BY_SCRIPT.items() if part in str(command)})
+        self._put_away(command)
         if installer := re.search(r"aws-efa-installer-(latest|\d+\.\d+(?:\.\d+)?)\.tar", " ".join(words)):
             self.state.efa = installer[1]
             self.state.efa_where = self._where(command.words[0].line, command)
@@ -455,6 +472,23 @@ class _Walker(CondaInstaller):
             self.state.ofi_prefix = (posixpath.normpath(prefix), self._where(command.words[0].line, command))
         if runfile := re.search(r"cuda_(\d+\.\d+)\.\d+_\S*linux\S*\.run", " ".join(words)):
             self.state.nvcc, self.state.nvcc_known = runfile[1], True
+
+    def _move_environments(self, command: Command, words: list[str]) -> None:
+        """mv and cp of a folder take the environments in it along; their scripts keep the old path."""
+        plain = [posixpath.normpath(posixpath.join(self.cwd, word)) for word in words[1:] if not word.startswith("-")]
+        if len(plain) != 2 or words[-1].endswith("/"):
+            return
+        source, target = plain
+        for prefix, environment in list(self.state.environments.items()):
+            if prefix == source or prefix.startswith(f"{source}/"):
+                own = target + prefix.removeprefix(source)
+                where = self._where(command.words[0].line, command)
+                made = replace(environment, prefix=own, scripts=environment.scripts or prefix, moved=where)
+                self.state.environments[own] = made
+                if words[0] == "mv":
+                    del self.state.environments[prefix]
+                    self.state.active = SYSTEM if self.state.active == prefix else self.state.active
+        self._activate_by_path()
 
     def _efa(self, command: Command) -> None:
         self.state.efa_where = self._where(command.words[0].line, command)
@@ -498,6 +532,7 @@ class _Walker(CondaInstaller):
             self.state.variables[name] = words[4]
         elif words[1:3] == ["python", "install"] and len(words) > 3 and (found := version_in(words[3])):
             self.state.variables.setdefault("UV_PYTHON", found)
+            self.state.interpreters |= {f"{self._uv_pythons()}/{found}"}
 
     def _configure_pip(self, text: str | None) -> None:
         """A pip.conf says the same as pip's variables, which go before it."""
@@ -510,18 +545,6 @@ class _Walker(CondaInstaller):
         for section in ("install", "global"):
             for name, value in parser.items(section) if parser.has_section(section) else ():
                 self.state.variables.setdefault("PIP_" + name.upper().replace("-", "_"), " ".join(value.split()))
-
-    def _clone(self, words: list[str]) -> None:
-        rest = [word for word in words[words.index("clone") + 1 :] if not word.startswith("-")]
-        url = next((one for one in rest if "://" in one or one.startswith("git@")), None)
-        if url is None:
-            return
-        after = rest[rest.index(url) + 1 :]
-        name = after[0] if after else url.rstrip("/").rsplit("/", 1)[-1].removesuffix(".git")
-        branch = re.search(r"(?:-b|--branch)[ =](\S+)", " ".join(words))
-        self.state.folders[posixpath.normpath(posixpath.join(self.cwd, name))] = f"git+{url}" + (
-            f"@{branch[1]}" if branch else ""
-        )
 
     def _activate(self, name: str) -> None:
         fitting = (prefix for prefix in self.state.environments if prefix == name or prefix.endswith(f"/{name}"))
@@ -568,7 +591,11 @@ class _Walker(CondaInstaller):
             elif not word.startswith("-"):
                 plain.append(word)
         prefix = posixpath.normpath(posixpath.join(self.cwd, plain[-1] if plain else ".venv"))
-        self._new_uv_environment(prefix, version_in(version or ""))
+        flags = {**self.state.variables, **dict.fromkeys(words, "1")}
+        relocatable = "--relocatable" in flags or flags.get("UV_VENV_RELOCATABLE") in ("1", "true")
+        self._new_uv_environment(prefix, version_in(version or ""), managed="--managed-python" in flags)
+        if relocatable:
+            self.state.environments[prefix].scripts = RELOCATABLE
 
     def _link_python(self, words: list[str]) -> None:
         """python3 is the interpreter of Debian's pip; python alone is a name of its own."""
@@ -615,9 +642,9 @@ class _Walker(CondaInstaller):
         if not {"install", "develop", "bdist_wheel", "build_ext"} & set(words):
             return
         if source and source.startswith("git+"):
-            self._built(project_name(source), None, where, str(command), isolated=False)
+            self._built(project_name(source), None, where, command, isolated=False)
         elif (folder := self._context_folder(posixpath.dirname(words[1]) or ".")) is not None:
-            self._built_here(folder, where, str(command), None, None)
+            self._built_here(folder, where, command, None, None)
 
     def _poetry(self, command: Command) -> None:
         where = self._where(command.words[0].line, command)
