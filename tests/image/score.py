@@ -111,7 +111,7 @@ MEANINGS = {
     "no-nvcc": r"no-nvcc|nvcc",
     "driver-too-old": r"driver",
     "numpy-abi": r"numpy",
-    "wheel-missing": r"no-wheel|no-version|python-version|wheel-|contradiction",
+    "wheel-missing": r"no-wheel|no-version|python-version|wheel-|contradiction|build-isolation",  # so it is built
     "cpu-only-torch": r"cpu-only",
     "secret-in-env": r"secret",
     "secret-in-arg": r"secret",

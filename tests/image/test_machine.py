@@ -350,3 +350,33 @@ def test_what_is_compiled_where_no_gpu_is_seen(setup, run, errors, tmp_path):
 def test_builds_of_torch_by_their_address(run, errors, tmp_path):
     text = f"FROM nvidia/cuda:12.6.3-devel-ubuntu22.04\nRUN {run.format('https://download.pytorch.org/whl/')}\n"
     assert {one for one in found(text, tmp_path) if one[0] == "no-version"} == errors
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "python3 -m venv venv && . venv/bin/activate && pip install --help",
+        "python3 -m venv --prompt x /opt/venv && /opt/venv/bin/pip install --help",
+        "virtualenv -p python3 virtualenv && . virtualenv/bin/activate && pip install --help",
+    ],
+)
+def test_an_environment_may_be_called_venv(text, tmp_path):
+    apt = "RUN apt-get update && apt-get install -y --no-install-recommends python3 python3-venv virtualenv\n"
+    assert found(f"{JAMMY}{apt}RUN {text}\n", tmp_path) == set()
+
+
+UV = "COPY --from=ghcr.io/astral-sh/uv:0.9.18 /uv /bin/\nENV UV_PYTHON_INSTALL_DIR=/python\n"
+LAST = "FROM nvidia/cuda:12.8.1-base-ubuntu24.04\nCOPY --from=b /app/.venv /app/.venv\n"
+
+
+@pytest.mark.parametrize(
+    ("sync", "more", "errors"),
+    [
+        ("--managed-python --python 3.12", "", {("copied-environment", 7)}),
+        ("--managed-python --python 3.12", "COPY --from=b /python /python\n", set()),
+        ("--python 3.12", "", {("copied-environment", 7)}),  # ubuntu has no Python of its own
+    ],
+)
+def test_uv_brings_a_python_where_there_is_none(sync, more, errors, tmp_path):
+    build = f"FROM ubuntu:24.04 AS b\n{UV}WORKDIR /app\nRUN uv venv {sync}\n"
+    assert found(f"{build}{LAST}{more}", tmp_path) == errors

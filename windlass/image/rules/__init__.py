@@ -20,6 +20,7 @@ RULES: tuple[Rule, ...] = (
     packages.removed_from_python,
     packages.refused_metadata,
     packages.unsatisfied,
+    packages.unsaid_bounds,
     packages.imports,
     torch.companion_build,
     torch.made_for_torch,

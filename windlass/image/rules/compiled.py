@@ -177,6 +177,17 @@ def nvcc(case: Case) -> Iterator[Finding]:
                 *devel_base(case, package),
             )
         yield from _for_the_gpu(case, package, compiled)
+        last = facts()["nvcc"]["last"]
+        given_up = [
+            one for one in _source(case, package).architectures if Version(compiled.nvcc) > Version(last.get(one, "99"))
+        ]
+        if given_up:
+            yield case.error(
+                "nvcc-too-new",
+                f"the setup.py of {package.name} compiles for compute capability {given_up[0]}, which nvcc "
+                f"{compiled.nvcc} no longer knows: unsupported gpu architecture",
+                package.where,
+            )
         forced = any(
             name.endswith("_FORCE_BUILD") and value.upper() == "TRUE" for name, value in compiled.variables.items()
         )

@@ -27,6 +27,7 @@ CRITICAL = re.compile(
 )
 
 
+BY_MAJOR = ("transformers", "huggingface-hub", "pydantic", "tokenizers")  # whose majors break what used them
 NEVER_IMPORTS = re.compile(r"torch$|triton$|nvidia-|cuda-")  # large, and made with what they require
 
 
@@ -153,6 +154,37 @@ def _unsatisfied(case: Case, environment: Environment, package: Package, text: s
         return
     repairs = companion_of_torch(case, package, other) if name == "torch" else hold_version(case, other, requirement)
     yield case.error(f"{name}-of-{package.name}", sentence, later.where, *repairs)
+
+
+def unsaid_bounds(case: Case) -> Iterator[Finding]:
+    """A release that takes any version of another, where the releases after it say that the next major is too new."""
+    for environment in case.trace.final.environments.values():
+        for package in environment.packages.values():
+            if not package.url or not package.uploaded or NEVER_IMPORTS.match(package.name) or package.compiled:
+                continue
+            for text in case.index.requires(package.found):
+                if (name := canonicalize_name(re.split(r"[\s\[(=<>!~;]", text, maxsplit=1)[0])) in BY_MAJOR:
+                    other = environment.packages.get(name)
+                    if other and other.version and "extra" not in text and not re.search(r"<|==|~=", text):
+                        yield from _unsaid(case, package, other)
+
+
+def _unsaid(case: Case, package: Package, other: Package) -> Iterator[Finding]:
+    if not other.uploaded or _days(other) - _days(package) < 60:
+        return
+    for later in case.index.later(package.name, package.public):
+        for text in case.index.requires(later):
+            bound = re.match(rf"{re.escape(other.name)}\b[^;]*<\s*(\d+)(?:\.0)*(?![\d.])", text)
+            if bound and "extra" not in text and other.at_least(bound[1]):
+                later_one = other if _order(case, other) > _order(case, package) else package
+                yield case.error(
+                    f"{other.name}-of-{package.name}",
+                    f"{package.name} {package.version} does not say which {other.name} is too new for it; "
+                    f"{later.version} says {other.name}<{bound[1]}, and the image has {other.name} {other.version}",
+                    later_one.where,
+                    *hold_version(case, other, Requirement(f"{other.name}<{bound[1]}")),
+                )
+                return
 
 
 def _absent(case: Case, environment: Environment, package: Package, name: str) -> Iterator[Finding]:

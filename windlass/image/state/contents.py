@@ -44,6 +44,7 @@ class Source:
     detects: bool = False  # torch looks at the GPUs of the build to choose architectures
     calls_cmake: bool = False  # that neither it nor its build system brings
     cmake_minimum: str = ""  # of its CMakeLists.txt
+    architectures: tuple[str, ...] = ()  # compute capabilities that setup.py compiles for, whatever nvcc it has
     looks: bool = False  # CUDA code is compiled only where setup.py sees a GPU, or a variable asks for it
     forced_by: tuple[str, ...] = ()  # those variables
     refuses: bool = False  # without either it ends with an error, in place of compiling for CPUs alone
@@ -60,6 +61,7 @@ def source_of(index: Index, name: str, version: str) -> Source:
         kept.get("fetches", False),
         calls_cmake=kept.get("calls_cmake", False),
         cmake_minimum=kept.get("cmake_minimum", ""),
+        architectures=tuple(kept.get("architectures", ())),
     )
 
 
@@ -161,6 +163,7 @@ def source_in(files: Mapping[str, str], folder: str) -> Source:
         looks="cuda.is_available()" in condition,
         forced_by=tuple(re.findall(r"(?:getenv\(|environ\.get\(|environ\[)['\"](\w+)['\"]", condition)),
         refuses=refuses,
+        architectures=tuple(found.get("architectures", ())),
     )
 
 
@@ -212,8 +215,16 @@ def _needs(setup: str, project: str, names: Sequence[str], files: Sequence[str])
         "requires": requires,
         "written": build.get("requires", []),
         "fetches": "urlretrieve" in setup,
+        "architectures": _architectures(setup),
         "calls_cmake": bool(re.search(r"['\"]cmake['\"]", setup)) and not {"cmake", "scikit-build"} & set(requires),
     }
+
+
+def _architectures(setup: str) -> list[str]:
+    if re.search(r"(?i)cuda_version|bare_metal|version\(|get_device|TORCH_CUDA_ARCH_LIST", setup):
+        return []  # chosen as it is built
+    found = {digits for line in setup.splitlines() for digits in re.findall(r"compute_(\d{2,3})\b", line.split("#")[0])}
+    return sorted(f"{digits[:-1]}.{digits[-1]}" for digits in found)
 
 
 def _project(text: str) -> str:

@@ -211,6 +211,7 @@ class Files:
         here, self.state = self.state, other
         self.cwd = other.workdir
         made = {last} & other.mentioned or {source.rstrip("/")} & {*other.environments, *other.overlays}
+        made = made or {path for path in other.interpreters if path.startswith(f"{source.rstrip('/')}/")}
         if not made and not re.search(r"[*?\[]", source) and self._there(source) is False:
             self._fail("missing-file", f"{source} is not in the other stage: nothing there makes it", copy.first)
         self.state, self.cwd = here, folder

@@ -85,6 +85,7 @@ class Installer(Machine):
         self.state.overlays |= {posixpath.normpath(folder) for folder in folders}
         if wanted:
             self._resolve(wanted, where, str(install.command), environment, install, options)
+            self._remove_others(install, where, environment)
         elif not (install.by_uv or install.arguments.words or install.arguments.has("--editable", "--group") or files):
             self._fail("missing-option", "pip install names nothing to install, and ends with an error", where)
         if install.verb == "wheel":
@@ -99,6 +100,28 @@ class Installer(Machine):
             before = dict(environment.packages)
             environment.packages.update(waiting)
             self._record(where, str(install.command), before, environment)
+
+    def _remove_others(self, install: PipInstall, where: Where, environment: Environment) -> None:
+        """`uv sync` takes out what is not of the project."""
+        step = self.trace.steps[-1] if self.trace.steps else None
+        if install.verb != "sync" or install.arguments.has("--inexact") or step is None or step.answer.trouble:
+            return
+        own = {found.name for found in step.answer.packages} | {one.name for one in step.wanted}
+        for name, package in list(environment.packages.items()):
+            earlier = any(before.asks(name) for before in self.trace.steps[:-1] if before.where == package.where)
+            if name in own or package.where.first == where.first or not step.answer.packages:
+                continue
+            del environment.packages[name]
+            if earlier and name not in ("pip", "setuptools", "wheel"):
+                self._fail(
+                    "removed-by-sync",
+                    f"uv sync takes out {name}, which {package.where} installed: it is not among what the project "
+                    "requires; --inexact keeps it",
+                    where,
+                    "replace",
+                    "uv sync",
+                    "uv sync --inexact",
+                )
 
     def _synced(self, install: PipInstall, where: Where, extras: list[str], groups: list[str]) -> list[Wanted]:
         folder = self._context_folder(".")
@@ -523,7 +546,8 @@ class Installer(Machine):
                 pinned = self.texts.files.get(posixpath.normpath(posixpath.join(folder_, ".python-version")), "")
                 needs = python_of_project(self.texts.files, folder_) or ""
                 exact = re.search(r"==\s*(3\.\d+)", needs)
-                self._new_uv_environment(prefix, asked or version_in(pinned) or (exact[1] if exact else None))
+                wanted = asked or version_in(pinned) or (exact[1] if exact else None)
+                self._new_uv_environment(prefix, wanted, managed=install.arguments.has("--managed-python"))
         if posixpath.normpath(prefix or "-") in state.environments:
             return state.environments[posixpath.normpath(prefix)]
         local = posixpath.normpath(posixpath.join(self.cwd, ".venv"))
@@ -569,8 +593,8 @@ class Installer(Machine):
         """uv takes the interpreter that is there where it is the right one, else it downloads one."""
         system = self.state.environments[SYSTEM]
         fits = wanted in (None, system.python) and system.python and system.interpreter in self.state.interpreters
-        has_python = (
-            self.state.base.family != "cuda" or "python3" in self.state.apt or f"python{wanted}" in self.state.apt
+        has_python = self.state.base.family not in ("cuda", "system") or bool(
+            {"python3", f"python{wanted}"} & {*self.state.apt, *self.state.brought}
         )
         told = self.state.variables.get("UV_PYTHON_PREFERENCE") == "only-managed"
         managed |= told or self.state.variables.get("UV_MANAGED_PYTHON") in ("1", "true")

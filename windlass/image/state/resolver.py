@@ -174,6 +174,11 @@ class Index:
         found: list[tuple[str, str]] | None = self.kept("files", [name, version], lambda: _files(name, version))
         return found
 
+    def later(self, name: str, version: str) -> list[Found]:
+        """The wheels of the next releases of a project, the nearest first."""
+        found = self.kept("later", [name, version], lambda: _later(name, version), self.max_age)
+        return [Found(name, release, wheel=url.rsplit("/", 1)[-1], url=url) for release, url in found or ()]
+
     def kept(self, kind: str, value: Any, find: Callable[[], Any], age: float | None = None) -> Any:
         """An answer that is kept once it is found, for ever where it never changes; None is asked again."""
         key = _key(kind, value)
@@ -300,6 +305,20 @@ def _files(name: str, version: str) -> list[tuple[str, str]] | None:
     text = get(address)
     files = json.loads(text)["releases"].get(version, ()) if text else None
     return None if files is None else [(urljoin(address, file["url"]), file["upload_time"][:10]) for file in files]
+
+
+def _later(name: str, version: str, most: int = 4) -> list[tuple[str, str]] | None:
+    address = f"https://pypi.org/pypi/{name}/json"
+    text = get(address)
+    if not text:
+        return None
+    wheels = {
+        Version(release): next((file["url"] for file in files if file["url"].endswith(".whl")), None)
+        for release, files in json.loads(text)["releases"].items()
+        if re.fullmatch(r"[\d.]+", release)
+    }
+    after = sorted(release for release in wheels if release > Version(version) and wheels[release])
+    return [(str(release), urljoin(address, wheels[release] or "")) for release in after[:most]]
 
 
 def find_uv() -> str:

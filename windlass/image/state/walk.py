@@ -203,7 +203,7 @@ class _Walker(CondaInstaller):
             brought=set(facts()["programs"]["bases"].get(base.family or "", ())),
             users=_users_of(base) if base.family in (*KNOWN, "torch") and not base.alpine else None,
             groups={"ubuntu": "1000"} if base.system == "ubuntu24.04" else {},
-            interpreters=frozenset({interpreter} if python else ()),
+            interpreters=frozenset({interpreter} if python and base.family not in ("cuda", "system") else ()),
             variables=_cuda_version(base),
             workdir="/workspace" if base.repository.endswith(("pytorch/pytorch", "nvidia/pytorch")) else "/",
         )
@@ -422,7 +422,7 @@ class _Walker(CondaInstaller):
             self._uv_venv(words)
         elif program in ("poetry", "pdm") and "install" in words:
             self._poetry(command)
-        elif PYTHON.match(program) and len(words) > 2 and words[1].endswith("setup.py"):
+        elif PYTHON.match(program) and len(words) > 2 and re.search(r"(^|/)setup\w*\.py$", words[1]):
             self._setup_py(command, words)
         elif program in ("ln", "update-alternatives") and any("python" in word for word in words):
             self._link_python(words)
@@ -565,7 +565,12 @@ class _Walker(CondaInstaller):
         brought = {"python3-venv", "python3-full", f"python{python}-venv", f"python{python}-full"} & set(self.state.apt)
         if of_system and "venv" in words and not brought and "--without-pip" not in words and "/" not in words[0]:
             self._miss(f"python{python or 3}-venv", command, f"python{python or 3}-venv")
-        plain = [word for word in words[1:] if not word.startswith("-") and word not in ("venv", "virtualenv")]
+        given = words[3:] if words[1:2] == ["-m"] else words[1:]
+        plain = [
+            word
+            for option, word in zip(("", *given), given, strict=False)
+            if not word.startswith("-") and option not in ("-p", "--python", "--prompt")
+        ]
         if plain:
             current = self.state.environments[SYSTEM]
             version = python or current.python
