@@ -1,0 +1,3 @@
+#include <torch/extension.h>
+
+at::Tensor scale_cuda(at::Tensor x, double f) { return x * f; }

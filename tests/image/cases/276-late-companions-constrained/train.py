@@ -1,0 +1,3 @@
+import accelerate
+import timm
+import torchaudio
