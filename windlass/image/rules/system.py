@@ -88,8 +88,8 @@ def system_library(case: Case) -> Iterator[Finding]:
 def _loads(package: Package, known: Mapping[str, Any]) -> bool:
     if known.get("source") and not package.compiled:
         return False
-    if known.get("any") and not (package.wheel or "").endswith("-any.whl"):
-        return False  # a wheel for this machine has it inside
+    if known.get("any") and (package.wheel or "").endswith("-any.whl"):
+        return True  # a wheel for this machine would have it inside
     return package.at_least(known.get("since", "0")) and not package.at_least(known.get("before", "9999"))
 
 
