@@ -18,13 +18,15 @@ def unrecorded_end(
 
     `supervisor`: the one it had, where supervisor.json names another by now.
     """
-    recent = since_launch(folder)
-    if not status.ended or not recent or newest_since(recent, ("exit",), BEGINNINGS) is not None:
+    recent, supervisor = since_launch(folder), supervisor or supervisor_of(folder)
+    is_begun = bool(recent) or supervisor is not None  # one that was killed at once has recorded nothing
+    if not status.ended or not is_begun or newest_since(recent, ("exit",), BEGINNINGS) is not None:
         return None
     end = {"event": "exit", "state": status.state, "code": status.exit_code, "reason": status.reason}
     # when a copy was made, or ranks fell silent for good, nobody knows
-    when = None if status.state == "stopped" else _last_sign(folder, supervisor or supervisor_of(folder))
-    return {"time": max(when, real(recent[0].get("time")) or 0.0) if when is not None else None, **end}
+    when = None if status.state == "stopped" else _last_sign(folder, supervisor)
+    began = real(recent[0].get("time")) if recent else None
+    return {"time": max(when, began or 0.0) if when is not None else None, **end}
 
 
 def _last_sign(folder: RunFolder, supervisor: SupervisorProcess | None) -> float | None:
