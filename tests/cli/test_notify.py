@@ -20,7 +20,7 @@ from windlass.common.files import read_json_lines
 from windlass.runfolder import RunFolder
 from windlass.spec import Run
 from windlass.spec.run import NotifySection
-from windlass.targets.launch.notifications import Ledger, Notice, mail, notices, post, receivers
+from windlass.targets.launch.notifications import Ledger, Notice, mail, notices, post, receivers, settings_for
 
 SECRET = "hook-7f3a9c-secret"
 
@@ -248,3 +248,21 @@ def _this_machine() -> dict[str, Any]:
     from windlass.targets.launch.machine import this_host
 
     return asdict(this_host())
+
+
+def test_the_users_own_file_holds_for_a_run_that_is_in_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = tmp_path / "notify.yaml"
+    own.write_text("webhook: TEAM_HOOK\nevents: [failure]\n")
+    monkeypatch.setenv("WINDLASS_NOTIFY", str(own))
+    values = {"name": "r", "model": {"preset": "llama-tiny"}, "data": {"source": "corpus:austen"}}
+    for notify, expected in (
+        ({}, ("TEAM_HOOK", ("failure",))),
+        ({"webhook": "MY_HOOK"}, ("MY_HOOK", ("failure",))),
+        ({"events": []}, ("TEAM_HOOK", ())),
+    ):
+        folder = RunFolder(tmp_path / "runs" / "r")
+        folder.create(Run.model_validate({**values, "notify": notify}))
+        section = settings_for(folder.load_run().notify)
+        assert (section.webhook, tuple(section.events)) == expected

@@ -233,7 +233,10 @@ class Ledger:
 
 
 def settings_for(section: NotifySection) -> NotifySection:
-    """The section of a run file, with what it leaves open from the user's own file."""
+    """The section of a run file, with what it leaves open from the user's own file.
+
+    What is left open has its default: the run file of a run folder has every key.
+    """
     if SETTINGS_VARIABLE in os.environ:
         return NotifySection.model_validate_json(os.environ[SETTINGS_VARIABLE])
     path = config_file()
@@ -241,7 +244,7 @@ def settings_for(section: NotifySection) -> NotifySection:
         return section
     try:
         own = yaml.safe_load(path.read_text()) or {}
-        return NotifySection.model_validate({**own, **section.model_dump(exclude_unset=True)})
+        return NotifySection.model_validate({**own, **section.model_dump(exclude_defaults=True)})
     except (ValueError, yaml.YAMLError, TypeError) as error:
         first = str(error).splitlines()[0] if not isinstance(error, ValueError) else _first_problem(error)
         raise UserError(
