@@ -174,6 +174,7 @@ class Ledger:
 
     def __init__(self, folder: RunFolder, *, since: float) -> None:
         self.folder, self.path = folder, folder.path / LEDGER
+        self._unwritten: list[Mapping[str, Any]] = []
         records = list(read_json_lines(self.path))
         beginnings = [begin for record in records if (begin := real(record.get("since"))) is not None]
         self.since = beginnings[0] if beginnings else since
@@ -229,7 +230,11 @@ class Ledger:
             self.done.add((notice.key, receiver.name))
 
     def _write(self, record: Mapping[str, Any]) -> None:
-        append_json_line(self.path, {"time": round(time.time(), 3), **record})
+        self._unwritten.append({"time": round(time.time(), 3), **record})
+        with contextlib.suppress(OSError):  # on a full disk records wait, and people are told
+            while self._unwritten:
+                append_json_line(self.path, self._unwritten[0])
+                del self._unwritten[0]
 
 
 def settings_for(section: NotifySection) -> NotifySection:
