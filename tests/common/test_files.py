@@ -73,7 +73,9 @@ def test_the_output_goes_through_a_pipe() -> None:
     assert "model:" in done.stdout
 
 
-def test_the_output_goes_to_a_file_that_is_a_mount_of_its_own(small_disk: Callable[[int], Path], tmp_path: Path) -> None:
+def test_the_output_goes_to_a_file_that_is_a_mount_of_its_own(
+    small_disk: Callable[[int], Path], tmp_path: Path
+) -> None:
     small_disk(2**18)  # skips where nothing can be mounted
     path, source = tmp_path / "my.yaml", tmp_path / "source.yaml"
     path.touch()

@@ -185,7 +185,6 @@ def test_a_file_where_the_folder_should_be_is_no_mistake_of_windlass(case, tmp_p
     assert "link cannot be used: File exists" in err
 
 
-
 def test_strict_fails_on_what_could_not_be_checked(case, tmp_path):
     sound = ("066-matched-set", "--gpu", "h100", "--driver", "570.86")
     assert case(*sound, "--strict")[0] == 0

@@ -45,3 +45,15 @@ def test_ranks_without_a_supervisor_that_fell_silent_were_cancelled_by_nobody(fo
 def test_a_run_that_was_never_started_has_no_end(folder: RunFolder) -> None:
     shown = job("r").show()
     assert (shown.state, list(shown.history)) == ("waiting", [])
+
+
+def test_the_end_is_not_before_the_last_save_nor_moved_by_what_came_after(folder: RunFolder) -> None:
+    (folder.path / SUPERVISOR_FILE).write_text(json.dumps({**supervisor_record(folder.path), "start_time": 1}))
+    folder.metrics.write_text("")
+    for path in (folder.metrics, folder.path / SUPERVISOR_FILE):
+        os.utime(path, (1000.0, 1000.0))
+    events = ("launched", "checkpoint", "preempted", "notice-failed", "settings-changed")
+    lines = [json.dumps({"time": 1000.0 + number, "event": event}) for number, event in enumerate(events)]
+    folder.history.write_text("\n".join(lines) + "\n")
+    end = job("r").show().history[-1]
+    assert (end["event"], end["time"]) == ("exit", 1002.0)

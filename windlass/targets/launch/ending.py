@@ -10,6 +10,9 @@ from windlass.targets.launch.progress import BEGINNINGS, newest_since, since_lau
 from windlass.targets.launch.supervision import SupervisorProcess, supervisor_of
 from windlass.targets.protocol import JobStatus
 
+# Not what others record of a run that has ended: its new settings, a notice that nobody took.
+WHILE_IT_LIVED = ("launched", "started", "resumed", "checkpoint", "preempted", "finished")
+
 
 def unrecorded_end(
     folder: RunFolder, status: JobStatus, supervisor: SupervisorProcess | None = None
@@ -25,8 +28,8 @@ def unrecorded_end(
     end = {"event": "exit", "state": status.state, "code": status.exit_code, "reason": status.reason}
     # when a copy was made, or ranks fell silent for good, nobody knows
     when = None if status.state == "stopped" else _last_sign(folder, supervisor)
-    began = real(recent[0].get("time")) if recent else None
-    return {"time": max(when, began or 0.0) if when is not None else None, **end}
+    told = [real(record.get("time")) or 0.0 for record in recent if record.get("event") in WHILE_IT_LIVED]
+    return {"time": max(when, *told, 0.0) if when is not None else None, **end}
 
 
 def _last_sign(folder: RunFolder, supervisor: SupervisorProcess | None) -> float | None:
