@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socketserver
@@ -9,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from windlass.common.files import read_json_lines
 from windlass.runfolder import RunFolder
 from windlass.spec import Run
 from windlass.spec.run import NotifySection
-from windlass.targets.launch.notifications import Ledger, Notice, mail, notices, post, receivers
+from windlass.targets.launch.notifications import Ledger, Notice, mail, notices, post, receivers, settings_for
 
 SECRET = "hook-7f3a9c-secret"
 
@@ -248,3 +249,38 @@ def _this_machine() -> dict[str, Any]:
     from windlass.targets.launch.machine import this_host
 
     return asdict(this_host())
+
+
+def test_the_users_own_file_holds_for_a_run_that_is_in_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = tmp_path / "notify.yaml"
+    own.write_text("webhook: TEAM_HOOK\nevents: [failure]\n")
+    monkeypatch.setenv("WINDLASS_NOTIFY", str(own))
+    values = {"name": "r", "model": {"preset": "llama-tiny"}, "data": {"source": "corpus:austen"}}
+    for notify, expected in (
+        ({}, ("TEAM_HOOK", ("failure",))),
+        ({"webhook": "MY_HOOK"}, ("MY_HOOK", ("failure",))),
+        ({"events": []}, ("TEAM_HOOK", ())),
+    ):
+        folder = RunFolder(tmp_path / "runs" / "r")
+        folder.create(Run.model_validate({**values, "notify": notify}))
+        section = settings_for(folder.load_run().notify)
+        assert (section.webhook, tuple(section.events)) == expected
+
+
+def test_people_are_told_of_a_full_disk(hook: Hook, small_disk: Callable[[int], Path]) -> None:
+    folder = RunFolder(small_disk(2**18) / "r")
+    folder.path.mkdir()
+    with (folder.path / "filled").open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while file.write(b"x" * 4096):
+            pass
+    to = receivers(NotifySection(webhook="HOOK"), {"HOOK": hook.url})
+    ledger = Ledger(folder, since=0.0)
+    told = [Notice(f"{number}", "r", "failure", 1.0, "r failed", "the disk is full") for number in range(2)]
+    for _ in range(2):
+        ledger.send_new(told, ("failure",), to)
+    assert len(hook.received) == 2
+    (folder.path / "filled").unlink()
+    ledger.send_new([Notice("3", "r", "failure", 2.0, "r failed")], ("failure",), to)
+    assert [record.get("state") for record in read_json_lines(ledger.path)] == [None, *["claimed", "sent"] * 3]

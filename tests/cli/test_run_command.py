@@ -337,6 +337,15 @@ def test_the_cluster_after_the_colon_is_the_key_of_its_target(windlass, run_file
 
 
 @pytest.mark.parametrize(
+    "name", ["1234", "1e5", "yes", "null", "me@east #2", "arn:aws:eks:us-east-1:1:cluster/c", "[a]"]
+)
+def test_a_cluster_is_a_text_whatever_yaml_reads_in_its_name(windlass, run_file, name):
+    words = ("--dry-run", "--offline", "resources.gpus_per_node=0", "target.kubernetes.image=an/image", "--json")
+    target = windlass("run", run_file, "--on", f"kubernetes:{name}", *words).json["run"]["target"]
+    assert target["kubernetes"]["context"] == name
+
+
+@pytest.mark.parametrize(
     ("place", "what", "fix"),
     [
         ("local:here", "the target local takes no name after the colon", "--on local"),

@@ -103,6 +103,13 @@ def test_obstacles_are_told_apart(line, what):
     assert obstacle_in("STEP 1/2: FROM x\nSuccessfully installed torch\n") is None
 
 
+@pytest.mark.parametrize("text", ['{"auths":[1]}', '{"auths":{"r.example":3}}', '{"credHelpers":"a"}', '{"auths":"r"}'])
+def test_a_file_of_credentials_that_another_program_broke_holds_none(tmp_path, text):
+    (tmp_path / "config.json").write_text(text)
+    environment = {"HOME": str(tmp_path), "DOCKER_CONFIG": str(tmp_path), "XDG_RUNTIME_DIR": str(tmp_path)}
+    assert find_credentials("r.example", environment) is None
+
+
 def test_credentials_come_from_variables_files_and_helpers(tmp_path, monkeypatch):
     both = {"WINDLASS_REGISTRY_USER": "u", "WINDLASS_REGISTRY_PASSWORD": "p", "HOME": str(tmp_path)}
     assert find_credentials("r.example", both) == Credentials("u", "p")

@@ -173,6 +173,18 @@ def test_the_healed_files_go_beside(case, tmp_path):
     assert "torch==2.3.1+cu121\n" in (folder / "healed" / "reqs" / "common.txt").read_text()
 
 
+def test_the_healed_files_go_into_the_context_itself(case):
+    _, _, err = case(*REQUIREMENTS, "-o", ".")
+    assert "\ndocker build --platform linux/amd64 -f Dockerfile.windlass .    builds it" in err
+
+
+def test_a_file_where_the_folder_should_be_is_no_mistake_of_windlass(case, tmp_path):
+    (tmp_path / "link").symlink_to("nowhere")
+    code, _, err = case(*REQUIREMENTS, "-o", "../link")
+    assert code == 1
+    assert "link cannot be used: File exists" in err
+
+
 def test_strict_fails_on_what_could_not_be_checked(case, tmp_path):
     sound = ("066-matched-set", "--gpu", "h100", "--driver", "570.86")
     assert case(*sound, "--strict")[0] == 0

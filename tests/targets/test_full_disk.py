@@ -1,12 +1,18 @@
 """A disk that fills up under a run: the end is written down all the same, and names the disk."""
 
+import contextlib
 import json
 import os
+import subprocess
+import sys
 
 import pytest
 
 from tests.commands import run_forked
 from tests.targets.local_runs import events
+from windlass.runfolder import RunFolder
+from windlass.targets.local.render import LocalRequest
+from windlass.targets.local.supervisor import REQUEST_FILE
 
 pytestmark = pytest.mark.slow
 
@@ -30,3 +36,24 @@ def test_the_end_names_the_disk(small_disk, request, make_run, in_tmp, monkeypat
     why = json.loads(done.stdout)
     assert why["class"] == "disk_full"
     assert "full" in why["evidence"][0]["line"] or "No space left" in why["evidence"][0]["line"]
+
+
+def test_a_disk_with_room_for_records_alone_is_enough_for_a_supervisor(small_disk, make_run):
+    disk = small_disk(2**20)
+    folder = RunFolder(disk / "r")
+    folder.create(make_run())
+    request = LocalRequest(argv=(sys.executable, "-c", ""), folder=folder.path, working_directory=disk)
+    (folder.path / REQUEST_FILE).write_text(json.dumps(request.as_dict()))
+    with (disk / "filled").open("wb", buffering=0) as file:
+        with contextlib.suppress(OSError):
+            while file.write(b"x" * 4096):
+                pass
+        file.truncate(file.tell() - 3 * 4096)
+    lock = os.open(folder.path / ".lock", os.O_CREAT | os.O_RDWR)
+    ready, says_ready = os.pipe()
+    words = [sys.executable, "-m", "windlass.targets.local.supervisor", folder.path, str(lock), str(says_ready)]
+    done = subprocess.run(words, pass_fds=(lock, says_ready), capture_output=True, text=True, check=False)
+    for handle in (lock, says_ready, ready):
+        os.close(handle)
+    assert done.returncode == 0, done.stderr
+    assert [json.loads(line)["event"] for line in folder.history.read_text().splitlines()] == ["launched", "exit"]

@@ -79,10 +79,11 @@ def _place_option(help: str) -> Callable[[Any], Any]:
 
 def placed(place: str | None, nodes: int | None) -> list[str]:
     """`--on` and `--nodes` as overrides of the run file."""
+    from windlass.spec.loading import text_override
     from windlass.targets import place_settings
 
-    changes = {**(place_settings(place) if place else {}), **({"resources.nodes": nodes} if nodes else {})}
-    return [f"{key}={value}" for key, value in changes.items()]
+    changes = [text_override(key, value) for key, value in place_settings(place).items()] if place else []
+    return [*changes, *([f"resources.nodes={nodes}"] if nodes else [])]
 
 
 run_names = _completing(_names_of_runs)

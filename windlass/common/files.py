@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import math
@@ -11,6 +12,8 @@ import secrets
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
+
+from windlass.errors import UserError
 
 MOST_RECORD_BYTES = 16 * 1024 * 1024
 CACHE_VARIABLE = "WINDLASS_CACHE"
@@ -26,11 +29,19 @@ def cache_root() -> Path:
 
 def write_output(path: Path, content: str | bytes) -> None:
     """Write a file that a user named: whole, or as it was. A pipe or a device is written to, a link is followed."""
-    path = path.resolve()
-    if path.exists() and not path.is_file():
-        path.write_bytes(content.encode() if isinstance(content, str) else content)
+    data = content.encode() if isinstance(content, str) else content
+    if path.exists() and not path.is_file():  # before links are followed: /dev/stdout leads to a pipe without a path
+        path.write_bytes(data)
         return
-    write_atomically(path, content, mode=path.stat().st_mode & 0o777 if path.exists() else 0o666)
+    place = Path(os.path.realpath(path))
+    if not place.parent.is_dir():
+        raise UserError(f"there is no folder {place.parent}", fix=f"mkdir -p {place.parent}")
+    try:
+        write_atomically(place, data, mode=place.stat().st_mode & 0o777 if place.exists() else 0o666)
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.EPERM, errno.EBUSY, errno.ENAMETOOLONG):
+            raise
+        path.write_bytes(data)  # no other file fits beside it, or it cannot be replaced: it is a mount of its own, say
 
 
 def write_atomically(path: Path, content: str | bytes, *, mode: int = 0o666) -> None:

@@ -154,6 +154,15 @@ _Loader.add_implicit_resolver(
 )
 
 
+def text_override(key: str, text: str) -> str:
+    """The override that sets a key to a text, also one that YAML would read as something else: 1234, yes, null."""
+    try:
+        is_plain = yaml.load(text, Loader=_Loader) == text
+    except (yaml.YAMLError, ValueError):
+        is_plain = False
+    return f"{key}={text if is_plain else json.dumps(text, ensure_ascii=False)}"
+
+
 def apply_override(values: Values, override: str, *, run_file: Path = Path()) -> str:
     """Set one `a.b=value` in `values`; `b=value` too where only one section has a `b`. Gives the whole key."""
     key, equals, text = override.partition("=")

@@ -20,7 +20,7 @@ Occasion = Literal["end", "failure", "retry", "stall"]
 
 
 class NotifySection(Section):
-    """Who is told what happens to the run. Keys that are missing come from `~/.config/windlass/notify.yaml`."""
+    """Who is told what happens to the run. Keys that have their default come from `~/.config/windlass/notify.yaml`."""
 
     events: tuple[Occasion, ...] = ("end", "failure", "retry", "stall")
     """What is told: a good end or a stop, a failure, a restart, a hang."""

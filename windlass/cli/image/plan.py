@@ -235,7 +235,7 @@ def _build_command(options: list[str], out: Path, files: Mapping[str, str], own_
     if own_context is None:
         return shlex.join(["docker", "build", *options, str(out)])
     recipe = next(iter(files))
-    if len(files) == 1:
+    if len(files) == 1 or out.resolve() == own_context.resolve():
         return shlex.join(["docker", "build", *options, "-f", str(out / recipe), str(own_context)])
     copy = shlex.join(["cp", "-R", f"{out}/.", str(own_context)])
     return f"{copy} && {shlex.join(['docker', 'build', *options, '-f', str(own_context / recipe), str(own_context)])}"

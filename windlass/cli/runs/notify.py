@@ -93,9 +93,8 @@ def _watch(
     with target.following(job) if isinstance(target, KeepsRunFolder) else nullcontext():
         while True:
             status = target.status(job)  # before the reading: nothing recorded before the end is missed
-            records = history.records()
-            if end := unrecorded_end(job.folder, status):
-                records.append(end)
+            end = unrecorded_end(job.folder, status)  # before the reading too: the next start may write it down
+            records = [*history.records(), *([end] if end else [])]
             new, given_up = ledger.send_new(notices(job.name, records), events, to)
             sent += new
             failed += given_up

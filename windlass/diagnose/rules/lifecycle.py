@@ -21,6 +21,7 @@ RULES = (
         NodeShutdown|EvictionByEvictionAPI|InCohort\w+|InClusterQueue""", confidence=0.85),
     ended("cancelled", r"ScalingReplicaSet|SuccessfulDelete|SuccessfulDeletePod|SuccessfulRescale", r"""
         scaled? down|deleted? (?:pod|job)|to 0\b""", confidence=0.7),
+    ended("killed", None, r"started without `windlass run`; silent for \d+ min", confidence=0.6),  # nobody said stop
     ended("cancelled", r"Stopped|Cancelled|Canceled|JobCancelled|Aborted|UserCancelled", confidence=0.9),
     ended("node_affinity", r"NodeAffinity"),
     ended("gpu_unavailable", r"OutOf(?:nvidia|amd)\.com/gpu"),

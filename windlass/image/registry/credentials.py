@@ -125,14 +125,20 @@ def _from_file(path: Path, registry: str) -> Credentials | None:
     """What the file holds itself, else what the helper says that it names for the registry."""
     config = _read_json(path)
     keys = [registry, f"https://{registry}", f"https://{registry}/v1/"] + ([HUB_KEY] if registry == HUB else [])
-    auths, helpers = config.get("auths") or {}, config.get("credHelpers") or {}
+    auths, helpers = _mapping(config, "auths"), _mapping(config, "credHelpers")
     for key in keys:
-        if (auths.get(key) or {}).get("auth"):
-            return Credentials.from_basic(auths[key]["auth"])
+        if basic := _mapping(auths, key).get("auth"):
+            return Credentials.from_basic(basic)
         helper = helpers.get(key) or (config.get("credsStore") if key in auths else None)
         if helper and (credentials := _from_helper(helper, key)):
             return credentials
     return None
+
+
+def _mapping(values: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """Empty where the file holds something else there: another program wrote it, and others may know the registry."""
+    value = values.get(key)
+    return value if isinstance(value, dict) else {}
 
 
 def _from_helper(helper: str, registry: str) -> Credentials | None:

@@ -10,6 +10,9 @@ from windlass.targets.launch.progress import BEGINNINGS, newest_since, since_lau
 from windlass.targets.launch.supervision import SupervisorProcess, supervisor_of
 from windlass.targets.protocol import JobStatus
 
+# Not what others record of a run that has ended: its new settings, a notice that nobody took.
+WHILE_IT_LIVED = ("launched", "started", "resumed", "checkpoint", "preempted", "finished")
+
 
 def unrecorded_end(
     folder: RunFolder, status: JobStatus, supervisor: SupervisorProcess | None = None
@@ -18,13 +21,15 @@ def unrecorded_end(
 
     `supervisor`: the one it had, where supervisor.json names another by now.
     """
-    recent = since_launch(folder)
-    if not status.ended or not recent or newest_since(recent, ("exit",), BEGINNINGS) is not None:
+    recent, supervisor = since_launch(folder), supervisor or supervisor_of(folder)
+    is_begun = bool(recent) or supervisor is not None  # one that was killed at once has recorded nothing
+    if not status.ended or not is_begun or newest_since(recent, ("exit",), BEGINNINGS) is not None:
         return None
     end = {"event": "exit", "state": status.state, "code": status.exit_code, "reason": status.reason}
     # when a copy was made, or ranks fell silent for good, nobody knows
-    when = None if status.state == "stopped" else _last_sign(folder, supervisor or supervisor_of(folder))
-    return {"time": max(when, real(recent[0].get("time")) or 0.0) if when is not None else None, **end}
+    when = None if status.state == "stopped" else _last_sign(folder, supervisor)
+    told = [real(record.get("time")) or 0.0 for record in recent if record.get("event") in WHILE_IT_LIVED]
+    return {"time": max(when, *told, 0.0) if when is not None else None, **end}
 
 
 def _last_sign(folder: RunFolder, supervisor: SupervisorProcess | None) -> float | None:

@@ -174,6 +174,7 @@ class Ledger:
 
     def __init__(self, folder: RunFolder, *, since: float) -> None:
         self.folder, self.path = folder, folder.path / LEDGER
+        self._unwritten: list[Mapping[str, Any]] = []
         records = list(read_json_lines(self.path))
         beginnings = [begin for record in records if (begin := real(record.get("since"))) is not None]
         self.since = beginnings[0] if beginnings else since
@@ -229,11 +230,18 @@ class Ledger:
             self.done.add((notice.key, receiver.name))
 
     def _write(self, record: Mapping[str, Any]) -> None:
-        append_json_line(self.path, {"time": round(time.time(), 3), **record})
+        self._unwritten.append({"time": round(time.time(), 3), **record})
+        with contextlib.suppress(OSError):  # on a full disk records wait, and people are told
+            while self._unwritten:
+                append_json_line(self.path, self._unwritten[0])
+                del self._unwritten[0]
 
 
 def settings_for(section: NotifySection) -> NotifySection:
-    """The section of a run file, with what it leaves open from the user's own file."""
+    """The section of a run file, with what it leaves open from the user's own file.
+
+    What is left open has its default: the run file of a run folder has every key.
+    """
     if SETTINGS_VARIABLE in os.environ:
         return NotifySection.model_validate_json(os.environ[SETTINGS_VARIABLE])
     path = config_file()
@@ -241,7 +249,7 @@ def settings_for(section: NotifySection) -> NotifySection:
         return section
     try:
         own = yaml.safe_load(path.read_text()) or {}
-        return NotifySection.model_validate({**own, **section.model_dump(exclude_unset=True)})
+        return NotifySection.model_validate({**own, **section.model_dump(exclude_defaults=True)})
     except (ValueError, yaml.YAMLError, TypeError) as error:
         first = str(error).splitlines()[0] if not isinstance(error, ValueError) else _first_problem(error)
         raise UserError(

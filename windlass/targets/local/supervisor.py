@@ -80,7 +80,7 @@ class Supervisor:
         processes.adopt_orphans()
         former = supervisor_of(self.folder)
         write_atomically(self.folder.path / SUPERVISOR_FILE, json.dumps(supervisor_record(self.folder.path)))
-        self.reserve.write_bytes(os.urandom(RESERVE_BYTES))  # some file systems store zeros in no space
+        self._keep_room()
         ready()
         # ranks of an earlier supervisor that was killed: they save and leave
         left = processes.end_leftovers(self.folder.path, patience=self.request.grace_seconds, save_first=True)
@@ -268,6 +268,13 @@ class Supervisor:
                 print(f"{self.folder.history} cannot be written: {error}", file=sys.stderr, flush=True)
             return False
         return True
+
+    def _keep_room(self) -> None:
+        try:
+            self.reserve.write_bytes(os.urandom(RESERVE_BYTES))  # some file systems store zeros in no space
+        except OSError:  # the room that is left is for the records of now
+            with contextlib.suppress(OSError):
+                self.reserve.unlink(missing_ok=True)
 
     def _write_rest(self) -> None:
         """The last records: into the room that was kept for them, where there is no other."""

@@ -1,0 +1,59 @@
+"""Ends that nobody recorded, from the folder alone: what `show` says, `why` says too."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from windlass.api.diagnosis import explain
+from windlass.api.runs import job
+from windlass.runfolder import RunFolder
+from windlass.spec import parse_run
+from windlass.targets.launch.supervision import SUPERVISOR_FILE, supervisor_record
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
+    monkeypatch.chdir(tmp_path)
+    folder = RunFolder(tmp_path / "runs" / "r")
+    folder.create(parse_run({"name": "r", "model": {"preset": "llama-tiny"}, "data": {"source": "corpus:austen"}}))
+    return folder
+
+
+def test_a_supervisor_that_was_killed_before_its_first_record(folder: RunFolder) -> None:
+    gone = {**supervisor_record(folder.path), "start_time": 1}
+    (folder.path / SUPERVISOR_FILE).write_text(json.dumps(gone))
+    shown = job("r").show()
+    assert (shown.state, "supervisor was killed" in (shown.reason or "")) == ("failed", True)
+    assert [record["event"] for record in shown.history] == ["exit"]
+    assert explain("r").name == "killed"
+
+
+def test_ranks_without_a_supervisor_that_fell_silent_were_cancelled_by_nobody(folder: RunFolder) -> None:
+    folder.record("started", attempt=1, world_size=1, step=0)
+    folder.metrics.write_text("")
+    long_ago = time.time() - 3600
+    os.utime(folder.metrics, (long_ago, long_ago))
+    assert job("r").show().state == "stopped"
+    assert explain("r").name == "killed"
+
+
+def test_a_run_that_was_never_started_has_no_end(folder: RunFolder) -> None:
+    shown = job("r").show()
+    assert (shown.state, list(shown.history)) == ("waiting", [])
+
+
+def test_the_end_is_not_before_the_last_save_nor_moved_by_what_came_after(folder: RunFolder) -> None:
+    (folder.path / SUPERVISOR_FILE).write_text(json.dumps({**supervisor_record(folder.path), "start_time": 1}))
+    folder.metrics.write_text("")
+    for path in (folder.metrics, folder.path / SUPERVISOR_FILE):
+        os.utime(path, (1000.0, 1000.0))
+    events = ("launched", "checkpoint", "preempted", "notice-failed", "settings-changed")
+    lines = [json.dumps({"time": 1000.0 + number, "event": event}) for number, event in enumerate(events)]
+    folder.history.write_text("\n".join(lines) + "\n")
+    end = job("r").show().history[-1]
+    assert (end["event"], end["time"]) == ("exit", 1002.0)
