@@ -105,7 +105,7 @@ MEANINGS = {
     "companion-mismatch": r"-of-|-build$|-abi$|prebuilt|contradiction|another-torch|replaced",
     "compute-capability": r"gpu-architecture|nvcc-too|architecture-list",
     "torch-replaced": r"replaced|base-torch|contradiction|-of-",
-    "built-against-other-torch": r"compiled-for-another|flash-attn",
+    "built-against-other-torch": r"compiled-for-another|flash-attn|-abi$",
     "build-isolation": r"build-isolation|build-before-torch|build-module",
     "build-before-torch": r"build-isolation|build-before-torch",
     "no-nvcc": r"no-nvcc|nvcc",

@@ -102,7 +102,7 @@ def _cuda(base: Base, tag: str) -> Base:
 def _nvidia(base: Base, tag: str) -> Base:
     known = facts()["ngc_pytorch"]["releases"].get(_search(r"^(\d+\.\d+)", tag) or "")
     own = str(Version(f"{known['torch']}+nv{tag.split('-')[0]}")) if known else ""
-    return replace(base, **{**known, "torch": own}, packages=(("torch", own),)) if known else base
+    return replace(base, **{**known, "torch": own}, packages=(("torch", own), *_numpy(own))) if known else base
 
 
 def _aws(base: Base, tag: str) -> Base:
@@ -163,10 +163,16 @@ SPECIAL = {
 }  # fmt: skip
 
 
+def _numpy(torch: str) -> list[tuple[str, str]]:
+    """Images with torch have numpy: that of their time, which pip leaves where it is."""
+    since = facts()["numpy2"]["torch_since"]
+    return [("numpy", facts()["numpy2"]["of_older_images"])] if Version(torch.split("a")[0]) < Version(since) else []
+
+
 def _with_companions(torch: str | None) -> tuple[tuple[str, str], ...]:
     if torch is None:
         return ()
-    found = [("torch", torch)]
+    found = [("torch", torch), *_numpy(torch)]
     found += [(name, version) for name in ("torchvision", "torchaudio") if (version := companion(name, torch))]
     return tuple(found)
 

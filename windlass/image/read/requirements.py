@@ -148,14 +148,23 @@ def wanted_of(text: str, place: Place, *, constraint: bool = False) -> Wanted:
     return Wanted(canonicalize_name(requirement.name), plain, requirement, place, constraint, requirement.url)
 
 
+REPOSITORIES = {  # whose project has another name
+    "flash-attention": "flash-attn",
+    "TransformerEngine": "transformer-engine",
+    "tiny-cuda-nn": "tinycudann",
+}
+
+
 def project_name(source: str) -> str:
     """apex of git+https://github.com/NVIDIA/apex.git@24.04"""
     address = re.sub(r"@[\w.-]+$", "", source.split("#")[0])
     address = re.sub(r"/(?:-/)?(?:archive|zipball|tarball)/.*$", "", address)  # CLIP/archive/refs/heads/main.zip
     name = address.rstrip("/").rsplit("/", 1)[-1].removesuffix(".git")
-    return {"flash-attention": "flash-attn", "TransformerEngine": "transformer-engine"}.get(
-        name, canonicalize_name(name)
-    )
+    return {
+        "flash-attention": "flash-attn",
+        "TransformerEngine": "transformer-engine",
+        "tiny-cuda-nn": "tinycudann",
+    }.get(name, canonicalize_name(name))
 
 
 def wheel_of(url: str) -> tuple[str, Version, frozenset[str]] | None:

@@ -284,12 +284,13 @@ def gpu_while_building(case: Case) -> Iterator[Finding]:
         if not looks or told or not torch or torch.cuda == "cpu" or case.node.cpu_only or not case.node.gpu:
             continue
         ends = "its setup.py ends with an error" if refuses else "it is compiled for CPUs alone, and fails on a GPU"
-        asks = f"; {names[0]}=1 asks for CUDA, as a variable of the command or by ENV" if names else ""
+        value = "1" if names and names[0].startswith("FORCE") else (case.node.capability or "9.0").replace(".", "")
+        asks = f"; {names[0]}={value} takes its place, as a variable of the command or by ENV" if names else ""
         yield case.error(
             "no-gpu-in-build",
             f"{package.name} compiles its CUDA code where it sees a GPU, and a build sees none: {ends}{asks}",
             package.where,
-            *([line_before(package.where, f"ENV {names[0]}=1")] if names else []),
+            *([line_before(package.where, f"ENV {names[0]}={value}")] if names else []),
         )
 
 

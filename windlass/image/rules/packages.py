@@ -16,9 +16,9 @@ from windlass.image.facts.table import facts, removed_modules
 from windlass.image.read.requirements import Wanted, wheel_of
 from windlass.image.rules.finding import Case, Finding
 from windlass.image.rules.repairs import at_line, companion_of_torch, hold_version, pin_below, resolvable
-from windlass.image.state.contents import broken_import, imports_of, modules_of
+from windlass.image.state.contents import asserted_bounds, broken_import, imports_of, modules_of
 from windlass.image.state.install import DEFAULT_PYTHON, applies
-from windlass.image.state.model import Environment, Package, Step
+from windlass.image.state.model import SYSTEM, Environment, Package, Step
 
 # A wrong version of these fails at import or in the first step; of others it is a remark.
 CRITICAL = re.compile(
@@ -187,6 +187,22 @@ def _unsaid(case: Case, package: Package, other: Package) -> Iterator[Finding]:
                 return
 
 
+def asserted_versions(case: Case) -> Iterator[Finding]:
+    """OpenMMLab's packages refuse, as they are imported, others that are newer than they know."""
+    for environment in case.trace.final.environments.values():
+        for package in [one for one in environment.packages.values() if one.url and re.match(r"mm[a-z]", one.name)]:
+            for name, newest in asserted_bounds(case.index, package.found):
+                other = environment.packages.get(name)
+                if other and other.version and other.at_least(newest):
+                    later = other if _order(case, other) > _order(case, package) else package
+                    yield case.error(
+                        f"{name}-of-{package.name}",
+                        f"{package.name} {package.version} refuses {name} {newest} and newer as it is imported, and "
+                        f"the image has {name} {other.version}",
+                        later.where,
+                    )
+
+
 def _absent(case: Case, environment: Environment, package: Package, name: str) -> Iterator[Finding]:
     """A requirement that --no-deps left out, or pip uninstall took away, and that importing the package needs."""
     known = case.trace.final.base.family in ("python", "cuda", "system") and package.origin == "pip" and package.wheel
@@ -279,6 +295,19 @@ def replaced(case: Case) -> Iterator[Finding]:
             if final and (left := final.packages.get(name)) and left.version == before.version:
                 continue  # a later step put it back
             yield from _replaced(case, step, before, after)
+
+
+def replaced_in_unknown(case: Case) -> Iterator[Finding]:
+    """NVIDIA's images hold a torch of their own also where their release is not in the table."""
+    base = case.trace.final.base
+    torch = case.trace.final.environments[SYSTEM].packages.get("torch")
+    if base.family == "nvidia-torch" and not base.torch and torch and torch.origin == "pip":
+        yield case.error(
+            "torch-replaced",
+            f"torch of {base.image} is replaced by {torch.version}: what the image has compiled against its own "
+            "does not load any more",
+            torch.where,
+        )
 
 
 def _replaced(case: Case, step: Step, before: Package, after: Package) -> Iterator[Finding]:

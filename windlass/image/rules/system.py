@@ -273,7 +273,8 @@ def library_path(case: Case) -> Iterator[Finding]:
             yield from _compat(case, compat[1] or final.base.cuda, where)
         older = re.search(r"/cuda(?:-(\d+\.\d+))?/(?:targets/|lib64|lib\b)", value)
         cuda, torch = (older[1] or final.base.cuda) if older else None, final.torch
-        if cuda and torch and torch.origin == "pip" and torch.cuda not in (None, "cpu") and final.base.has_nvcc:
+        libraries = final.base.has_nvcc or "runtime" in (final.base.tag or "")
+        if cuda and torch and torch.origin == "pip" and torch.cuda not in (None, "cpu") and libraries:
             same_major = Version(cuda).major == Version(torch.cuda or "0").major == 12
             if same_major and Version(cuda) < Version(torch.cuda or "0"):
                 yield case.error(

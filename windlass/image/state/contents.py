@@ -112,6 +112,18 @@ def _cuda_libraries(wheel: Found) -> str | None:
     return " ".join(sorted(set(re.findall(r"_cuda(\d{3})\.so", names)))) if opened else None
 
 
+def asserted_bounds(index: Index, wheel: Found) -> list[tuple[str, str]]:
+    """`mmcv`, `2.2.0` of mmcv_maximum_version = "2.2.0": which versions a package refuses as it is imported."""
+
+    def find() -> list[list[str]] | None:
+        opened = open_wheel(wheel.url)
+        text = opened.text(wheel.name.replace("-", "_")) if opened else None
+        found = re.findall(r"(?m)^(\w+)_maximum_version\s*=\s*['\"]([\w.]+)['\"]", text or "")
+        return [list(pair) for pair in found] if opened else None
+
+    return [(name, version) for name, version in index.kept("asserted", wheel.url, find) or ()]
+
+
 def torch_libraries(index: Index, name: str, version: str) -> tuple[str, ...]:
     """`2.2.1` of libgraphbolt_pytorch_2.2.1.so: the torch releases that a release of PyPI has libraries for."""
 

@@ -18,6 +18,7 @@ from windlass.image.read.project import NotUnderstoodError, locked_requirements,
 from windlass.image.read.requirements import Place, Wanted, parse_requirements, project_name, wanted_of, wheel_of
 from windlass.image.read.shell import Command, Word
 from windlass.image.state.contents import source_in
+from windlass.image.state.files import copied_from
 from windlass.image.state.machine import Machine
 from windlass.image.state.model import SYSTEM, UV_PYTHON, Compiled, Environment, Package, Step, Where, torch_cuda
 from windlass.image.state.resolver import MACHINES, Answer, Question, Stub, answers, find_uv, torch_tag
@@ -165,14 +166,8 @@ class Installer(Machine):
             return [wanted_of(path, place)] if wheel else []
         if not is_path and not (absolute in self.state.folders and "/" in path):
             return [wanted_of(str(word), place)]
-        cloned = (
-            address
-            for directory, address in self.state.folders.items()
-            if address.startswith("git+") and absolute.startswith(directory.rstrip("/") + "/")
-        )
-        source = self.state.folders.get(absolute) or next(cloned, None)
-        if source and source.startswith("git+"):
-            return [wanted_of(f"{project_name(source)} @ {source}", place)]
+        if cloned := self._cloned(absolute):
+            return [wanted_of(f"{cloned[0]} @ {cloned[1]}", place)]
         folder = self._context_folder(path)
         self._check_there(path, where, folder=("pyproject.toml", "setup.py", "setup.cfg"))
         if folder is None:
@@ -181,6 +176,15 @@ class Installer(Machine):
         self._check_python(folder, where, install)
         own = Wanted(_project_in(folder), str(word), None, place, url=f"{LOCAL}{folder}")
         return [own, *self._read(where, lambda: project_requirements(self.texts.files, folder, extras))]
+
+    def _cloned(self, absolute: str) -> tuple[str, str] | None:
+        """The project at a path of a clone, and the address; a folder of it may be a project that is known by name."""
+        source = next((source for source, _ in copied_from(self.state, absolute)), "")
+        if not source.startswith("git+"):
+            return None
+        below = canonicalize_name(posixpath.basename(absolute))
+        known = below in facts()["builds_against_torch"]["names"]
+        return below if known else project_name(source), source
 
     def _check_python(self, folder: str, where: Where, install: PipInstall) -> None:
         """pip refuses a project that asks for another Python."""

@@ -67,6 +67,8 @@ def uses_of_triton(texts: Texts, state: State) -> Iterator[Use]:
         starts = any(PYTHON.match(command.program) for command in started_commands(state, texts))
         names = [] if starts else [name for name in python if _is_copied(state, name) and not ASIDE.search(name)]
     seen: set[str] = set()
+    words = [str(word) for command in started_commands(state, texts) for word in command.words]
+    flags = frozenset(word[2:].partition("=")[0].replace("-", "_") for word in words if word.startswith("--"))
     waiting = [(name, "") for name in names]
     while waiting and len(seen) < MOST:
         name, importer = waiting.pop(0)
@@ -79,7 +81,7 @@ def uses_of_triton(texts: Texts, state: State) -> Iterator[Use]:
             continue
         if "suppress_errors" in python[name]:
             return
-        yield from _uses(tree, name, importer)
+        yield from _uses(tree, name, importer, flags)
         if chosen:
             waiting += [(other, python[name]) for other in _imported(tree, name, python)]
 
@@ -141,10 +143,10 @@ def _imported(tree: ast.Module, name: str, python: Mapping[str, str]) -> Iterato
                         yield file
 
 
-def _uses(tree: ast.Module, name: str, importer: str) -> Iterator[Use]:
+def _uses(tree: ast.Module, name: str, importer: str, flags: frozenset[str]) -> Iterator[Use]:
     """Of a file that is started all of it counts; of one that is imported what the other names."""
     modules = facts()["triton_at_run_time"]["modules"]
-    for node, within in _certain(tree):
+    for node, within in _certain(tree, flags):
         if importer and within and not any(re.search(rf"\b{re.escape(one)}\b", importer) for one in within):
             continue
         if isinstance(node, ast.Import | ast.ImportFrom) and not within:
@@ -178,15 +180,16 @@ def _compiles(node: ast.expr) -> str:
     return what
 
 
-def _certain(tree: ast.Module) -> Iterator[tuple[ast.AST, tuple[str, ...]]]:
-    """The nodes that no condition stands before, and the functions and classes that they are in."""
+def _certain(tree: ast.Module, flags: frozenset[str]) -> Iterator[tuple[ast.AST, tuple[str, ...]]]:
+    """The nodes that no condition stands before but a flag of the command, and the functions that they are in."""
     waiting: list[tuple[ast.AST, tuple[str, ...]]] = [(node, ()) for node in tree.body]
     while waiting:
         node, within = waiting.pop(0)
         if isinstance(node, ast.Try | ast.IfExp | ast.BoolOp | ast.Match | ast.Lambda):
             continue
         if isinstance(node, ast.If):
-            if "__name__" in ast.unparse(node.test):
+            test = ast.unparse(node.test)
+            if "__name__" in test or (re.fullmatch(r"\w+\.\w+", test) and test.rpartition(".")[2] in flags):
                 waiting = [(part, within) for part in node.body] + waiting
             continue
         yield node, within

@@ -34,7 +34,7 @@ from windlass.image.read.installs import (
     pip_uninstall,
 )
 from windlass.image.read.project import project_requirements
-from windlass.image.read.requirements import Place, project_name
+from windlass.image.read.requirements import Place
 from windlass.image.read.shell import SHELLS, Command, run_commands, script_commands
 from windlass.image.read.texts import Texts
 from windlass.image.state.conda import CondaInstaller
@@ -643,11 +643,11 @@ class _Walker(CondaInstaller):
         self._record(self._where(command.words[0].line, command), str(command), before, environment, kind="uninstall")
 
     def _setup_py(self, command: Command, words: list[str]) -> None:
-        source, where = self.state.folders.get(self.cwd), self._where(command.words[0].line, command)
+        where = self._where(command.words[0].line, command)
         if not {"install", "develop", "bdist_wheel", "build_ext"} & set(words):
             return
-        if source and source.startswith("git+"):
-            self._built(project_name(source), None, where, command, isolated=False)
+        if cloned := self._cloned(posixpath.normpath(posixpath.join(self.cwd, posixpath.dirname(words[1])))):
+            self._built(cloned[0], None, where, command, isolated=False)
         elif (folder := self._context_folder(posixpath.dirname(words[1]) or ".")) is not None:
             self._built_here(folder, where, command, None, None)
 
