@@ -11,6 +11,7 @@ import pytest
 
 from windlass.api.diagnosis import explain
 from windlass.api.runs import job
+from windlass.api.training import _locked
 from windlass.runfolder import RunFolder
 from windlass.spec import parse_run
 from windlass.targets.launch.supervision import SUPERVISOR_FILE, supervisor_record
@@ -57,3 +58,21 @@ def test_the_end_is_not_before_the_last_save_nor_moved_by_what_came_after(folder
     folder.history.write_text("\n".join(lines) + "\n")
     end = job("r").show().history[-1]
     assert (end["event"], end["time"]) == ("exit", 1002.0)
+
+
+@pytest.mark.parametrize("recorded", [False, True])
+def test_a_run_that_goes_on_without_a_supervisor_runs(folder: RunFolder, recorded: bool) -> None:
+    (folder.path / SUPERVISOR_FILE).write_text(json.dumps({**supervisor_record(folder.path), "start_time": 1}))
+    folder.record("launched", attempt=1, job="1-1")
+    folder.record("started", attempt=1, world_size=1, step=0)
+    if recorded:
+        folder.record("exit", state="failed", code=1, reason="as it was")
+    with _locked(folder):
+        folder.record("resumed", attempt=1, world_size=1, step=10)
+        folder.metrics.write_text('{"kind":"step","step":11,"steps":20,"loss":1.0,"attempt":1}\n')
+        status = job("r").status()
+        assert (status.state, status.step) == ("running", 11)
+        folder.record("finished", step=20, loss=1.0)
+    shown = job("r").show()
+    assert shown.state == "finished"
+    assert [record["state"] for record in shown.history if record["event"] == "exit"][:1] == ["failed"]

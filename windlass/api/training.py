@@ -10,6 +10,7 @@ from typing import Any
 from windlass.api.schemas.runs import RunResult
 from windlass.api.submission import result_of
 from windlass.common import own_code
+from windlass.common.files import append_json_line
 from windlass.common.locks import locked
 from windlass.errors import ExitCode, UserError
 from windlass.plan import check, resolve
@@ -17,8 +18,9 @@ from windlass.runfolder import RunFolder
 from windlass.spec import Run, parse_run
 from windlass.spec.compatibility import adopt, must_match
 from windlass.spec.loading import run_of
-from windlass.targets.launch.supervision import LOCK_FILE, is_running
+from windlass.targets.launch.supervision import LOCK_FILE, SUPERVISOR_FILE, is_running, supervisor_of
 from windlass.targets.local.client import already_running
+from windlass.targets.local.state import end_of_former
 from windlass.targets.protocol import JobStatus, State
 
 
@@ -74,7 +76,15 @@ def _locked(folder: RunFolder) -> Iterator[None]:
     with locked(folder.path / LOCK_FILE, patience_s=0) as is_ours:
         if not is_ours:
             raise already_running(folder)
+        _take_over(folder)
         yield
+
+
+def _take_over(folder: RunFolder) -> None:
+    """A supervisor that the run once had is over: its end is written down, and nobody asks for it any more."""
+    if end := end_of_former(folder, supervisor_of(folder)):
+        append_json_line(folder.history, end)
+    (folder.path / SUPERVISOR_FILE).unlink(missing_ok=True)
 
 
 def _with(run: Run, *, data: Any, callbacks: Sequence[type[Any]], **named: Any) -> Run:

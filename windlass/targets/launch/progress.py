@@ -84,7 +84,8 @@ def since_launch(folder: RunFolder) -> list[dict[str, Any]]:
 
 def end_since_launch(recent: Sequence[Record]) -> dict[str, Any] | None:
     """The last `exit` since the ranks were launched, whatever was recorded after it: an export, a pruning."""
-    record = newest_since(recent, ("exit",), ("launched", "restart"))
+    # `windlass.train` goes on with a run and launches nothing
+    record = newest_since(recent, ("exit",), ("launched", "restart", "started", "resumed"))
     return _end(record) if record is not None else None
 
 
