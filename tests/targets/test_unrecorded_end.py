@@ -34,6 +34,18 @@ def test_a_supervisor_that_was_killed_before_its_first_record(folder: RunFolder)
     assert explain("r").name == "killed"
 
 
+def test_what_python_is_told_of_a_killed_run_is_what_the_commands_say(folder: RunFolder) -> None:
+    """Its error is a failure and no bad input, and an older attempt's traceback is no evidence of it."""
+    gone = {**supervisor_record(folder.path), "start_time": 1}
+    (folder.path / SUPERVISOR_FILE).write_text(json.dumps(gone))
+    folder.logs.mkdir(exist_ok=True)
+    (folder.logs / "rank-0000.log").write_text('Traceback (most recent call last):\n  File "x"\nOSError: old\n')
+    result = job("r").wait()
+    assert result.error is not None
+    assert (result.error.code, result.error.exit_code, result.exit_code) == ("failed", 1, 1)
+    assert (result.error.evidence, result.error.fix) == (None, "windlass why r")
+
+
 def test_ranks_without_a_supervisor_that_fell_silent_were_cancelled_by_nobody(folder: RunFolder) -> None:
     folder.record("started", attempt=1, world_size=1, step=0)
     folder.metrics.write_text("")

@@ -15,9 +15,10 @@ from windlass.api.preparation import Prepared, move_aside
 from windlass.api.schemas.runs import DryRun, RunResult
 from windlass.api.summary import summarize
 from windlass.checkpoint.ownership import begin_anew
-from windlass.errors import UserError
+from windlass.errors import ExitCode, UserError
 from windlass.runfolder import RunFolder
 from windlass.spec import Run
+from windlass.targets.launch.ending import unrecorded_end
 from windlass.targets.launch.notifications import receivers, settings_for
 from windlass.targets.protocol import LOOP_VARIABLE, Detached, JobRef, JobStatus, KeepsLoop, KeepsRunFolder, SubmitsOnce
 
@@ -119,8 +120,10 @@ def why_failed(folder: RunFolder, status: JobStatus) -> UserError:
         raised = errors[0].get("traceback") if errors[0].get("type", UserError.__name__) != UserError.__name__ else None
         error.evidence = "\n".join(str(part).rstrip() for part in (raised, error.evidence, where) if part)
         return error
-    name = folder.name
-    return UserError(f"{name} failed: {status.reason}", evidence=_last_traceback(folder), fix=f"windlass logs {name}")
+    # What was killed has printed nothing about it; a traceback in its logs is of something before.
+    evidence = None if unrecorded_end(folder, status) else _last_traceback(folder)
+    what, fix = f"{folder.name} failed: {status.reason}", f"windlass why {folder.name}"
+    return UserError(what, evidence=evidence, fix=fix, exit_code=ExitCode.FAILED)
 
 
 def _last_traceback(folder: RunFolder) -> str | None:
