@@ -60,6 +60,8 @@ def test_a_finished_run_says_so(windlass, run_file, ended):
     assert answer.code == 0
     assert "small is finished" in answer.out
     assert windlass("run", run_file, "--json").json["state"] == "finished"
+    fewer = windlass("run", run_file, "train.steps=4", "--json").json
+    assert fewer["warnings"] == ["it has trained 6 steps, more than the 4 that are asked for; nothing was changed"]
 
 
 def test_other_settings_are_refused_with_both_values(windlass, run_file, ended):

@@ -162,12 +162,13 @@ def print_plan(prepared: Prepared) -> None:
 def print_finished(prepared: Prepared, *, as_json: bool) -> int:
     earlier = prepared.earlier
     assert earlier is not None
+    done, wanted = earlier.step, prepared.run.train.steps
+    fewer = f", more than the {wanted} that are asked for; nothing was changed" if (done or 0) > wanted else ""
+    trained = f"it has trained {done} steps{fewer}"
     if as_json:
-        _print_result(prepared, earlier)
+        print_json(submission.result_of(prepared.folder, earlier, [trained] if fewer else []))
     else:
-        done, wanted = earlier.step, prepared.run.train.steps
-        fewer = f", more than the {wanted} that are asked for; nothing was changed" if (done or 0) > wanted else ""
-        click.echo(wrapped(f"{prepared.run.name} is finished: it has trained {done} steps{fewer}."))
+        click.echo(wrapped(f"{prepared.run.name} is finished: {trained}."))
         click.echo(f"  windlass show {prepared.run.name}    its numbers\n  train.steps=N goes on, --fresh starts anew")
     return ExitCode.OK
 
