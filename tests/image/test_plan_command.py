@@ -77,9 +77,43 @@ def test_out_writes_what_a_build_needs(plan, tmp_path):
     told = [line.removeprefix("wrote ") for line in err.splitlines() if line.startswith("wrote ")]
     assert sorted(told) == [f"made/{name}" for name in sorted({"Dockerfile", *copied})]
     assert "docker build --platform linux/amd64 made    builds it" in err.splitlines()
-    (made / ".windlass" / "windlass" / "of_an_older_version.py").touch()
-    assert plan("--driver", "580.95", "-o", "made")[0] == 0  # written anew
-    assert not (made / ".windlass" / "windlass" / "of_an_older_version.py").exists()
+    assert plan("--driver", "570.86", "-o", "made")[0] == 0  # what is as windlass wrote it is written anew
+    assert (made / ".windlass" / "constraints.txt").read_text() == "torch==2.14.1+cu126\n"
+
+
+@pytest.mark.parametrize("name", ["Dockerfile", ".windlass/constraints.txt", ".windlass/windlass/own.py"])
+def test_nothing_of_the_users_is_written_over(plan, tmp_path, name):
+    own = tmp_path / name
+    own.parent.mkdir(parents=True, exist_ok=True)
+    own.write_text("mine\n")
+    code, _, err = plan("-o", ".")
+    assert code == 2
+    assert f"did not write, or that were changed since: {name.removesuffix('/own.py')}\n" in err
+    assert "--replace" in err
+    assert own.read_text() == "mine\n"
+    assert sum(path.is_file() for path in tmp_path.rglob("*")) == 2, "nothing else is written"
+    assert plan("-o", ".", "--replace")[0] == 0
+    assert not own.exists() or own.read_text() != "mine\n"
+    if own.exists():
+        own.write_text(own.read_text() + "# changed\n")
+        assert plan("-o", ".")[0] == 2, "what was written here before and changed since is the user's"
+
+
+def test_a_requirements_file_of_the_context_is_not_written_over(case, tmp_path):
+    own = tmp_path / REQUIREMENTS[0] / "reqs" / "common.txt"
+    code, _, err = case(*REQUIREMENTS, "-o", ".")
+    assert code == 2
+    assert "changed since: reqs/common.txt\n" in err
+    assert own.read_text() == (CASES / REQUIREMENTS[0] / "reqs" / "common.txt").read_text()
+
+
+@pytest.mark.parametrize(("folder", "said"), [("run.yaml", "is no folder"), ("/proc/x", "cannot be made")])
+def test_out_that_can_be_no_folder(plan, folder, said):
+    code, _, err = plan("-o", folder)
+    assert code == 2
+    assert f"error: -o {folder}" in err
+    assert said in err
+    assert "-o FOLDER" in err
 
 
 def test_a_driver_that_is_too_old_for_everything(plan):
@@ -174,15 +208,15 @@ def test_the_healed_files_go_beside(case, tmp_path):
 
 
 def test_the_healed_files_go_into_the_context_itself(case):
-    _, _, err = case(*REQUIREMENTS, "-o", ".")
+    _, _, err = case(*REQUIREMENTS, "-o", ".", "--replace")
     assert "\ndocker build --platform linux/amd64 -f Dockerfile.windlass .    builds it" in err
 
 
 def test_a_file_where_the_folder_should_be_is_no_mistake_of_windlass(case, tmp_path):
     (tmp_path / "link").symlink_to("nowhere")
     code, _, err = case(*REQUIREMENTS, "-o", "../link")
-    assert code == 1
-    assert "link cannot be used: File exists" in err
+    assert code == 2
+    assert "error: -o ../link is no folder" in err
 
 
 def test_strict_fails_on_what_could_not_be_checked(case, tmp_path):

@@ -11,11 +11,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from windlass.cli.image.options import assignments
-from windlass.common.files import write_output
 from windlass.errors import ExitCode, UserError
 
 if TYPE_CHECKING:
-    from windlass.image.build.context import Context
     from windlass.image.facts.node import Node
     from windlass.image.judge import Healed, Verdict
     from windlass.image.plan.choose import ImagePlan
@@ -41,6 +39,7 @@ if TYPE_CHECKING:
 @click.option("--lock", is_flag=True, help="Pin every package of a planned image.")
 @click.option("--diff", "only_diff", is_flag=True, help="Print the patch alone.")
 @click.option("-o", "--out", type=click.Path(path_type=Path), help="Write all that a build needs to this folder.")
+@click.option("--replace", is_flag=True, help="With -o, write over files that are not windlass's own.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 def plan(
     file: str | None,
@@ -59,6 +58,7 @@ def plan(
     lock: bool,
     only_diff: bool,
     out: Path | None,
+    replace: bool,
     as_json: bool,
 ) -> int:
     """Choose what an image is made of, or judge a Dockerfile.
@@ -71,9 +71,12 @@ def plan(
     """
     from windlass.cli.output import print_json
     from windlass.image.build.preparing import planned_trees
+    from windlass.image.build.saving import check_folder, save_files
     from windlass.image.state.resolver import Index
     from windlass.spec import load_run
 
+    if out:
+        check_folder(out)
     index = Index(offline=not resolve)
     if file is not None and not file.endswith((".yaml", ".yml")):
         if overrides or dockerfile:
@@ -107,7 +110,8 @@ def plan(
         values = _as_dict(verdict, assumed) | {"patch": healed.diff, "changes": list(healed.changes), "left": left}
         show = partial(_print_checked, healed, path.name, assumed)
     if out:
-        _write(out, files, trees)
+        for written in save_files(out, files, trees, replace=replace):
+            click.echo(f"wrote {written}", err=True)
         options = ["--platform", node.platform, *(["--target", target] if target else [])]
         options += [word for argument in arguments for word in ("--build-arg", argument)]
         click.echo(f"{_build_command(options, out, files, own_context)}    builds it", err=True)
@@ -217,17 +221,6 @@ def _print_unknown(verdict: Verdict, assumed: list[str]) -> None:
         click.echo(f"assumed: {sentence}", err=True)
     for sentence in verdict.unknown:
         click.echo(f"not checked: {sentence}", err=True)
-
-
-def _write(folder: Path, files: Mapping[str, str], trees: Mapping[str, Context]) -> None:
-    for name, text in files.items():
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_output(path, text)
-        click.echo(f"wrote {path}", err=True)
-    for name, tree in trees.items():
-        tree.copy(folder / name)
-        click.echo(f"wrote {folder / name}", err=True)
 
 
 def _build_command(options: list[str], out: Path, files: Mapping[str, str], own_context: Path | None) -> str:
