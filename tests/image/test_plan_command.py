@@ -131,6 +131,43 @@ def test_a_driver_that_is_too_old_for_everything(plan):
     assert json.loads(out)["error"] == "'new' is no version"
 
 
+@pytest.mark.parametrize("gpu", ["gh200", "GB200", "gb300"])
+def test_the_gpu_says_the_platform(plan, gpu, tmp_path, capfd):
+    (tmp_path / "run.yaml").write_text(RUN.replace("{instance: p5.48xlarge}", "{}"))
+    value = json.loads(plan("--gpu", gpu, "--driver", "580.95", "--json")[1])
+    assert value["node"]["platform"] == "linux/arm64"
+    assert value["choices"][0]["source"]
+    code, _, err = plan("--gpu", gpu, "--driver", "580.95", "--platform", "linux/amd64")
+    assert code == 2
+    assert f"every node with a {gpu.upper()} is linux/arm64" in err
+    (tmp_path / "Dockerfile").write_text("FROM python:3.12-slim\n")
+    command = ["image", "plan", "Dockerfile", "--no-resolve", "--driver", "580.95", "--gpu", gpu, "-o", "made"]
+    assert run_command(command) == 0
+    assert "docker build --platform linux/arm64" in capfd.readouterr().err
+
+
+def test_the_platform_of_the_command_line_is_the_runs(plan, tmp_path):
+    (tmp_path / "run.yaml").write_text(RUN.replace("{instance: p5.48xlarge}", "{}"))
+    value = json.loads(plan("--gpu", "h100", "--driver", "580.95", "--platform", "linux/arm64", "--json")[1])
+    assert value["node"]["platform"] == "linux/arm64"
+    assert "image.platform is linux/arm64 but a p5.48xlarge is linux/amd64" in plan(
+        "resources.instance=p5.48xlarge", "--platform", "linux/arm64"
+    )[2]
+
+
+def test_nodes_without_a_gpu(plan):
+    code, out, _ = plan("--gpu", "none")
+    assert code == 0
+    assert "CPU only, linux/amd64" in out
+    assert "+cpu" in out
+
+
+def test_an_unknown_gpu_is_answered_with_all_that_are_known(plan):
+    code, _, err = plan("--gpu", "mi300x")
+    assert code == 2
+    assert all(name in err for name in ("H100", "GH200", "RTX 5090", "GB300", "none"))
+
+
 def test_files_that_are_not_there(plan):
     assert "the Dockerfile nowhere cannot be read" in plan("--dockerfile", "nowhere")[2]
     assert "there is no file gone.txt" in plan("--requirements", "gone.txt")[2]

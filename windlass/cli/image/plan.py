@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 @click.option("--lock", is_flag=True, help="Pin every package of a planned image.")
 @click.option("--diff", "only_diff", is_flag=True, help="Print the patch alone.")
 @click.option("-o", "--out", type=click.Path(path_type=Path), help="Write all that a build needs to this folder.")
-@click.option("--replace", is_flag=True, help="With -o, write over files that are not windlass's own.")
+@click.option("--replace", "write_over", is_flag=True, help="With -o, write over files that are not windlass's own.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 def plan(
     file: str | None,
@@ -58,7 +59,7 @@ def plan(
     lock: bool,
     only_diff: bool,
     out: Path | None,
-    replace: bool,
+    write_over: bool,
     as_json: bool,
 ) -> int:
     """Choose what an image is made of, or judge a Dockerfile.
@@ -90,7 +91,7 @@ def plan(
         home = folder = path.parent
         node, assumed = _named_node(gpu_name, driver, platform)
     else:
-        named = {"image.dockerfile": dockerfile, "image.requirements": requirements}
+        named = {"image.dockerfile": dockerfile, "image.requirements": requirements, "image.platform": platform}
         run = load_run(file, [*overrides, *(f"{key}={value}" for key, value in named.items() if value)])
         home = Path(file).parent
         path, folder = home / (run.image.dockerfile or "Dockerfile"), home / run.image.context
@@ -110,7 +111,7 @@ def plan(
         values = _as_dict(verdict, assumed) | {"patch": healed.diff, "changes": list(healed.changes), "left": left}
         show = partial(_print_checked, healed, path.name, assumed)
     if out:
-        for written in save_files(out, files, trees, replace=replace):
+        for written in save_files(out, files, trees, replace=write_over):
             click.echo(f"wrote {written}", err=True)
         options = ["--platform", node.platform, *(["--target", target] if target else [])]
         options += [word for argument in arguments for word in ("--build-arg", argument)]
@@ -126,17 +127,18 @@ def plan(
 
 def _named_node(gpu: str | None, driver: str | None, platform: str | None) -> tuple[Node, list[str]]:
     """The nodes by what the command line says, and what had to be assumed of them."""
-    from windlass.image.facts.node import Node, node_named
+    from windlass.image.facts.node import node_named
+    from windlass.image.facts.table import host_platform
 
-    machine = platform or "linux/amd64"
-    assumed = [] if platform else [f"the nodes are {machine} (--platform)"]
+    node = node_named(gpu, driver, platform)
+    known = platform or (node.gpu and host_platform(node.gpu))
+    assumed = [] if known else [f"the nodes are {node.platform} (--platform)"]
     if gpu is None:
-        return Node(driver=driver, platform=machine, origin="the command line"), [
+        return replace(node, cpu_only=False), [
             "the nodes have a GPU, of which nothing is known (--gpu, --gpu none)",
             *([] if driver else ["their driver runs whatever torch is built with (--driver)"]),
             *assumed,
         ]
-    node = node_named(None if gpu.lower() in ("none", "cpu") else gpu, driver, machine)
     return node, assumed + _unknown_of(node)
 
 

@@ -255,6 +255,12 @@ def capability(gpu_name: str) -> str | None:
     return value
 
 
+def host_platform(gpu_name: str) -> str | None:
+    """The platform of every node that has a GPU: linux/arm64 of GB200; None where its hosts differ."""
+    value: str | None = facts()["gpu_hosts"]["platforms"].get(gpu_in_table(gpu_name) or gpu_name)
+    return value
+
+
 def _capability(architecture: str) -> tuple[int, int]:
     """(9, 0) of sm_90a."""
     digits = re.sub(r"\D", "", architecture.split("_")[1])

@@ -17,6 +17,7 @@ from windlass.image.facts.table import (
     accepts,
     companion,
     facts,
+    host_platform,
     minimum_driver,
     package,
     release,
@@ -105,7 +106,12 @@ def plan_image(run: Run, node: Node, files: Mapping[str, str] | None = None) -> 
             fix="--driver and --gpu as nvidia-smi shows them on a node; --from-cluster reads both from its labels",
         )
     image = run.image
-    choices = [Choice("platform", node.platform, f"the nodes: {node.origin}")]
+    host = node.gpu and host_platform(node.gpu)
+    choices = [
+        Choice("platform", node.platform, f"every node with a {node.gpu} is", facts()["gpu_hosts"]["source"])
+        if host == node.platform
+        else Choice("platform", node.platform, f"the nodes: {node.origin}")
+    ]
     own, own_options = _own_requirements(run, files or {})
     asked = [*(wanted_of(text, Place("image.pip", 1)) for text in image.pip), *own]
     sources = {*facts()["builds_against_torch"]["names"]} & {*facts()["only_source"]["names"]}
