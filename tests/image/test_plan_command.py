@@ -173,6 +173,26 @@ def test_files_that_are_not_there(plan):
     assert "there is no file gone.txt" in plan("--requirements", "gone.txt")[2]
 
 
+def test_requirements_that_begin_with_a_byte_order_mark(plan, tmp_path):
+    (tmp_path / "more.txt").write_bytes(b"\xef\xbb\xbfeinops==0.8.1\n")
+    (tmp_path / "own.txt").write_bytes(b"\xef\xbb\xbf-r more.txt\n")
+    value = json.loads(plan("--driver", "580.95", "--requirements", "own.txt", "--json")[1])
+    assert value["files"][".windlass/own-requirements.txt"] == "einops==0.8.1\n"
+
+
+def test_a_branch_of_drivers_is_its_newest_and_that_is_said(plan):
+    for driver in ("580", "580.65"):
+        code, out, err = plan("--driver", driver, "--json")
+        value = json.loads(out)
+        assert code == 0
+        assert value["choices"][1]["value"] == "2.15.0"
+        assert value["assumed"] == [f"driver {driver} is 580.65.06 or newer (--driver names it whole)"]
+        assert f"assumed: {value['assumed'][0]}\n" in plan("--driver", driver)[2]
+    for driver in ("580.65.06", "580.95", "570"):
+        assert json.loads(plan("--driver", driver, "--json")[1])["assumed"] == []
+    assert "2.14.1+cu126" in plan("--driver", "580.64")[1]
+
+
 def test_from_cluster_alone(plan):
     code, _, err = plan("--from-cluster", "--driver", "580.95")
     assert code == 2
@@ -289,6 +309,7 @@ ODD = {
     "scratch": (b"FROM scratch\nCOPY Dockerfile /a\n", 0, "Dockerfile: no conflicts found"),
     "no such file": (b"FROM scratch\nCOPY a /a\n", 1, "Dockerfile:2: a is not in the context"),
     "CRLF": (b"FROM python:3.12-slim\r\nRUN true && \\\r\n  " + CLONE + b"\r\n", 1, "Dockerfile:3: git "),
+    "BOM": (b"\xef\xbb\xbfFROM python:3.12-slim\nRUN " + CLONE, 1, "Dockerfile:2: git "),
     "heredoc": (b"FROM python:3.12-slim\nRUN <<EOF\ntrue\n" + CLONE + b"\nEOF\n", 1, "Dockerfile:4: git "),
     "ARG": (b"# syntax=docker/dockerfile:1\nARG V=3.12\nFROM python:${V}-slim\nRUN " + CLONE, 1, "Dockerfile:4: git "),
     "no value": (b"FROM python:$V\n", 0, "not checked: Dockerfile:1: python:$V: an ARG has no value"),

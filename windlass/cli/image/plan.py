@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -97,10 +97,15 @@ def plan(
         path, folder = home / (run.image.dockerfile or "Dockerfile"), home / run.image.context
         node = _node(run, driver, gpu_name, from_cluster)
         assumed = _unknown_of(node)
+    if lock and not (run and not run.image.dockerfile):
+        raise UserError(
+            f"--lock pins the packages of an image that windlass plans, and {path} is your own",
+            fix="uv pip compile requirements.in -o requirements.txt    pins what yours installs",
+        )
     if run and not run.image.dockerfile:
         planned, verdict = _planned(run, node, home, index, lock=lock)
         files, trees, own_context = {"Dockerfile": planned.dockerfile, **planned.files}, planned_trees(), None
-        values = planned.as_dict() | _as_dict(verdict, assumed)
+        values = planned.as_dict() | _as_dict(verdict, [*assumed, *planned.assumed])
         show = partial(_print_plan, planned, verdict)
     else:
         trees, own_context = {}, context or folder
@@ -186,7 +191,7 @@ def _healed(
 
 def _as_dict(verdict: Verdict, assumed: list[str]) -> dict[str, Any]:
     found = [finding.as_dict() for finding in verdict.findings]
-    unknown = {"unchecked": list(verdict.unknown), "assumed": [*assumed, *verdict.assumed]}
+    unknown = {"unchecked": list(verdict.unknown), "assumed": list(dict.fromkeys([*assumed, *verdict.assumed]))}
     return {"conflicts": found, "patch": "", "changes": [], "left": found} | unknown
 
 
@@ -218,8 +223,8 @@ def _print_checked(healed: Healed, name: str, assumed: list[str]) -> None:
     _print_unknown(healed.before, assumed)
 
 
-def _print_unknown(verdict: Verdict, assumed: list[str]) -> None:
-    for sentence in [*assumed, *verdict.assumed]:
+def _print_unknown(verdict: Verdict, assumed: Sequence[str]) -> None:
+    for sentence in dict.fromkeys([*assumed, *verdict.assumed]):
         click.echo(f"assumed: {sentence}", err=True)
     for sentence in verdict.unknown:
         click.echo(f"not checked: {sentence}", err=True)
@@ -253,7 +258,7 @@ def _print_plan(planned: ImagePlan, verdict: Verdict) -> None:
     if verdict.findings:
         click.echo()
         _print_findings(verdict.findings, "the plan")
-    _print_unknown(verdict, [])
+    _print_unknown(verdict, planned.assumed)
 
 
 def _print_findings(findings: tuple[Finding, ...], name: str) -> None:

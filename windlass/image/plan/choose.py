@@ -15,6 +15,7 @@ from windlass.image.facts.table import (
     Build,
     Release,
     accepts,
+    assumed_of_driver,
     companion,
     facts,
     host_platform,
@@ -22,7 +23,7 @@ from windlass.image.facts.table import (
     package,
     release,
     releases,
-    version_of,
+    runs,
 )
 from windlass.image.plan.write import AGENT, CONSTRAINTS, OWN, REQUIREMENTS, Ingredients, dockerfile_of, files_of
 from windlass.image.read.requirements import Place, Wanted, parse_requirements, wanted_of
@@ -86,6 +87,7 @@ class ImagePlan:
     dockerfile: str
     files: Mapping[str, str] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
+    assumed: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -153,6 +155,8 @@ def plan_image(run: Run, node: Node, files: Mapping[str, str] | None = None) -> 
     if agent:
         why = f"asked for; it requires torch{agent['requires']['torch']}, so torch is held by a constraint"
         choices.append(Choice("HyperPod agent", agent["version"], why, agent["source"]))
+    cuda = build.cuda if build else base.cuda if base else None
+    assumed = assumed_of_driver(node.driver, minimum_driver(cuda)) if node.driver and cuda else None
     ingredients = Ingredients(
         platform=node.platform,
         base=chosen_base,
@@ -176,6 +180,7 @@ def plan_image(run: Run, node: Node, files: Mapping[str, str] | None = None) -> 
         dockerfile=dockerfile_of(ingredients),
         files=files_of(ingredients),
         warnings=tuple(_warnings(node, build, files or {})),
+        assumed=(assumed,) if assumed else (),
     )
 
 
@@ -217,7 +222,7 @@ def why_not(run: Run, node: Node, known: Release, build: Build) -> str | None:
         return f"no wheel for Python {image.python}"
     if image.hyperpod_agent and not accepts(package(AGENT)["requires"]["torch"], known.version):
         return f"the HyperPod agent requires torch{package(AGENT)['requires']['torch']}"
-    if node.driver and version_of(node.driver) < Version(build.minimum_driver):
+    if node.driver and not runs(node.driver, build.minimum_driver):
         return f"needs driver {build.minimum_driver}, the nodes have {node.driver}"
     if node.capability and not build.runs_on(node.capability, node.platform):
         return f"no code for {node.gpu} (compute capability {node.capability})"
@@ -297,7 +302,7 @@ def _check_base(base: Base, run: Run, node: Node) -> None:
                         fix="drop one of image.base and image.torch")  # fmt: skip
     if node.driver and base.cuda:
         needed = minimum_driver(base.cuda)
-        if version_of(node.driver) < Version(needed):
+        if not runs(node.driver, needed):
             raise UserError(f"{base.image} has CUDA {base.cuda}, which needs driver {needed}; there is {node.driver}",
                             fix="image.base=null    lets windlass choose")  # fmt: skip
 

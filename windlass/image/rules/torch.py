@@ -12,6 +12,7 @@ from windlass.image.facts.table import (
     driver_cuda,
     facts,
     gpu_in_table,
+    assumed_of_driver,
     minimum_driver,
     release,
     releases,
@@ -189,6 +190,8 @@ def driver_too_old(case: Case) -> Iterator[Finding]:
                 torch.where,
                 *another_build(case, torch),
             )
+        elif assumed := assumed_of_driver(driver, needed):
+            case.trace.assumed.append(assumed)
     base = case.trace.final.base
     native = driver_cuda(driver)
     checked = base.repository.endswith("nvidia/cuda") or (base.family == "torch" and base.has_nvcc)
