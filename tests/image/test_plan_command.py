@@ -150,9 +150,10 @@ def test_the_platform_of_the_command_line_is_the_runs(plan, tmp_path):
     (tmp_path / "run.yaml").write_text(RUN.replace("{instance: p5.48xlarge}", "{}"))
     value = json.loads(plan("--gpu", "h100", "--driver", "580.95", "--platform", "linux/arm64", "--json")[1])
     assert value["node"]["platform"] == "linux/arm64"
-    assert "image.platform is linux/arm64 but a p5.48xlarge is linux/amd64" in plan(
-        "resources.instance=p5.48xlarge", "--platform", "linux/arm64"
-    )[2]
+    assert (
+        "image.platform is linux/arm64 but a p5.48xlarge is linux/amd64"
+        in plan("resources.instance=p5.48xlarge", "--platform", "linux/arm64")[2]
+    )
 
 
 def test_nodes_without_a_gpu(plan):
@@ -182,7 +183,7 @@ def test_requirements_that_begin_with_a_byte_order_mark(plan, tmp_path):
 
 def test_a_branch_of_drivers_is_its_newest_and_that_is_said(plan):
     for driver in ("580", "580.65"):
-        code, out, err = plan("--driver", driver, "--json")
+        code, out, _ = plan("--driver", driver, "--json")
         value = json.loads(out)
         assert code == 0
         assert value["choices"][1]["value"] == "2.15.0"
@@ -191,6 +192,34 @@ def test_a_branch_of_drivers_is_its_newest_and_that_is_said(plan):
     for driver in ("580.65.06", "580.95", "570"):
         assert json.loads(plan("--driver", driver, "--json")[1])["assumed"] == []
     assert "2.14.1+cu126" in plan("--driver", "580.64")[1]
+
+
+def test_a_lock_is_of_planned_images(plan, tmp_path):
+    (tmp_path / "Dockerfile").write_text("FROM python:3.12-slim\n")
+    code, _, err = plan("--lock", "--dockerfile", "Dockerfile")
+    assert code == 2
+    assert "--lock pins the packages of an image that windlass plans, and Dockerfile is your own" in err
+
+
+def test_a_base_with_an_old_torch_is_refused(plan):
+    code, _, err = plan("image.base=nvcr.io/nvidia/pytorch:25.01-py3", "--driver", "580.95")
+    assert code == 2
+    assert "windlass needs torch 2.11 or newer, and nvcr.io/nvidia/pytorch:25.01-py3 brings torch 2.6.0a0" in err
+
+
+def test_what_is_no_dockerfile_is_answered_with_the_one_that_is_there(plan, tmp_path):
+    app = tmp_path / "app"
+    app.mkdir()
+    (app / "Dockerfile").write_text("FROM python:3.12-slim AS build\nFROM build\n")
+    (app / "photo.png").write_bytes(b"\x89PNG\xff")
+    for name in ("app", "app/photo.png"):
+        code, _, err = plan("--dockerfile", name)
+        assert code == 2
+        assert "windlass image plan app/Dockerfile" in err
+    code, _, err = plan("--dockerfile", "app/Dockerfile", "--target", "nope")
+    assert code == 2
+    assert "app/Dockerfile has no stage nope" in err
+    assert "its stages: build, 1" in err
 
 
 def test_from_cluster_alone(plan):

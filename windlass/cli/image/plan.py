@@ -170,17 +170,28 @@ def _healed(
     """A user's own Dockerfile, judged, with the patch that heals it."""
     from windlass.image.build.context import code_files, context_names, text_files
     from windlass.image.judge import heal
+    from windlass.image.read.dockerfile import parse_dockerfile
     from windlass.image.read.texts import Texts
 
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        fix = "windlass image plan RUN.yaml    chooses one"
+        beside = (path if path.is_dir() else path.parent) / "Dockerfile"
+        own = f"windlass image plan {beside}" if beside != path and beside.is_file() else ""
+        fix = own or "windlass image plan RUN.yaml    chooses one"
         raise UserError(f"the Dockerfile {path} cannot be read", evidence=str(error), fix=fix) from None
     files = text_files(context, leave_out=(path.name,)) if context.is_dir() else {}
     names = context_names(context) if context.is_dir() else None
     code = code_files(context) if context.is_dir() else {}
     healed = heal(Texts(text, files, path.name, names, code), node, index, arguments=arguments, target=target)
+    stages = parse_dockerfile(text, arguments).stages
+    if target and stages and not healed.before.trace.states:
+        names = ", ".join(stage.name or str(stage.number) for stage in stages)
+        raise UserError(
+            f"{path} has no stage {target}",
+            evidence=f"its stages: {names}",
+            fix=f"--target {stages[-1].name or stages[-1].number}",
+        )
     if not healed.before.trace.states:
         raise UserError(
             f"nothing can be built from {path}: {healed.before.unknown[0]}",

@@ -124,7 +124,9 @@ def node_from_labels(nodes: Sequence[Mapping[str, str]], *, instance: str | None
             evidence=f"{len(nodes)} nodes; none has the label {GPU} or an instance type of the catalogue",
             fix="--gpu h100 --driver 570.86    says it by hand",
         )
-    machines = {f"linux/{one[ARCHITECTURE]}" if ARCHITECTURE in one else _platform(_gpu(one), None) for one in with_gpus}
+    machines = {
+        f"linux/{one[ARCHITECTURE]}" if ARCHITECTURE in one else _platform(_gpu(one), None) for one in with_gpus
+    }
     products = sorted({name for one in with_gpus if (name := _gpu(one))})
     if len(machines) > 1 or len(products) > 1:
         raise UserError(

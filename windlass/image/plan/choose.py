@@ -20,12 +20,22 @@ from windlass.image.facts.table import (
     facts,
     host_platform,
     minimum_driver,
+    minor,
     package,
     release,
     releases,
     runs,
 )
-from windlass.image.plan.write import AGENT, CONSTRAINTS, OWN, REQUIREMENTS, Ingredients, dockerfile_of, files_of
+from windlass.image.plan.write import (
+    AGENT,
+    BUILD_TOOLS,
+    CONSTRAINTS,
+    OWN,
+    REQUIREMENTS,
+    Ingredients,
+    dockerfile_of,
+    files_of,
+)
 from windlass.image.read.requirements import Place, Wanted, parse_requirements, wanted_of
 from windlass.image.state.resolver import Index, Question
 from windlass.spec import Run
@@ -40,7 +50,7 @@ def lock(plan: ImagePlan, index: Index) -> ImagePlan:
             evidence=of.base.image,
             fix="image.base=null    lets windlass choose one",
         )
-    wanted = [f"torch=={of.torch}", *of.companions]
+    wanted = [f"torch=={of.torch}", *of.companions, *of.compiled, *(BUILD_TOOLS.split() if of.compiled else ())]
     for name in (REQUIREMENTS, OWN):
         wanted += [line for line in plan.files.get(name, "").splitlines() if line and not line.startswith("-")]
     answer = index.resolve(
@@ -62,7 +72,10 @@ def lock(plan: ImagePlan, index: Index) -> ImagePlan:
             exit_code=ExitCode.BAD_INPUT if answer.checked else ExitCode.FAILED,
         )
     pins = sorted((package.name, package.version) for package in answer.packages)
-    return replace(plan, files={**plan.files, CONSTRAINTS: "".join(f"{name}=={version}\n" for name, version in pins)})
+    text = "".join(f"{name}=={version}\n" for name, version in pins)
+    partial = [f"the lock is partial: {why}, and what only they name is not pinned" for why in answer.notes]
+    partial += [f"the lock is partial: {why}" for why in answer.unknown]
+    return replace(plan, files={**plan.files, CONSTRAINTS: text}, warnings=(*plan.warnings, *partial))
 
 
 OLDEST_TORCH = "2.11"  # what the trainer is tested with
@@ -296,6 +309,9 @@ def _check_python(python: str, which: str, known: Release | None, *, fix: str) -
 
 
 def _check_base(base: Base, run: Run, node: Node) -> None:
+    if base.torch and Version(minor(base.torch)) < Version(OLDEST_TORCH):
+        raise UserError(f"windlass needs torch {OLDEST_TORCH} or newer, and {base.image} brings torch {base.torch}",
+                        fix="image.base=null    lets windlass choose, or a newer tag of it")  # fmt: skip
     asked = run.image.torch
     if asked and base.torch and base.torch != asked and not accepts(f"=={asked}.*", base.torch):
         raise UserError(f"image.torch asks for {asked} but {base.image} brings torch {base.torch}",

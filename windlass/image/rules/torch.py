@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from packaging.version import Version
 
 from windlass.image.facts.table import (
+    assumed_of_driver,
     at_or_below,
     driver_cuda,
     facts,
     gpu_in_table,
-    assumed_of_driver,
     minimum_driver,
     release,
     releases,
