@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 @click.option("--target", help="Stage that is built.  [default: the last]")
 @click.option("--resolve/--no-resolve", default=True, show_default=True, help="Ask the package indexes.")
 @click.option("--strict", is_flag=True, help="Fail where anything could not be checked.")
-@click.option("--lock", is_flag=True, help="Pin every package of a planned image.")
+@click.option("--lock", is_flag=True, help="Pin every package of a planned image; not of your own Dockerfile.")
 @click.option("--diff", "only_diff", is_flag=True, help="Print the patch alone.")
 @click.option("-o", "--out", type=click.Path(path_type=Path), help="Write all that a build needs to this folder.")
 @click.option("--replace", "write_over", is_flag=True, help="With -o, write over files that are not windlass's own.")
@@ -186,10 +186,10 @@ def _healed(
     healed = heal(Texts(text, files, path.name, names, code), node, index, arguments=arguments, target=target)
     stages = parse_dockerfile(text, arguments).stages
     if target and stages and not healed.before.trace.states:
-        names = ", ".join(stage.name or str(stage.number) for stage in stages)
+        listed = ", ".join(stage.name or str(stage.number) for stage in stages)
         raise UserError(
             f"{path} has no stage {target}",
-            evidence=f"its stages: {names}",
+            evidence=f"its stages: {listed}",
             fix=f"--target {stages[-1].name or stages[-1].number}",
         )
     if not healed.before.trace.states:
