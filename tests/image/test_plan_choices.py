@@ -15,10 +15,10 @@ from windlass.errors import UserError
 from windlass.image.facts import table
 from windlass.image.facts.node import Node, node_from_labels, node_of
 from windlass.image.judge import judge
-from windlass.image.plan.choose import plan_image, why_not
+from windlass.image.plan.choose import lock, plan_image, why_not
 from windlass.image.read.dockerfile import parse_dockerfile
 from windlass.image.read.texts import Texts
-from windlass.image.state.resolver import Index
+from windlass.image.state.resolver import Answer, Found, Index
 from windlass.spec import parse_run
 
 INDEX = "https://download.pytorch.org/whl/"
@@ -180,9 +180,9 @@ def test_code_for_one_gpu_runs_on_later_minors_only():
         ({"efa": False}, {"instance": "p5.48xlarge"}, {"torch": "2.15.0"}),
         ({"base": "ubuntu:24.04"}, {"gpu": "h100"}, {"base image": "ubuntu:24.04", "torch": "2.15.0"}),
         (
-            {"base": "pytorch/pytorch:2.9.1-cuda12.8-cudnn9-runtime"},
-            {"gpu": "h100", "driver": "570.86"},
-            {"torch": "2.9.1", "base image": "pytorch/pytorch:2.9.1-cuda12.8-cudnn9-runtime"},
+            {"base": "pytorch/pytorch:2.12.1-cuda13.0-cudnn9-runtime"},
+            {"gpu": "h100", "driver": "580.95"},
+            {"torch": "2.12.1", "base image": "pytorch/pytorch:2.12.1-cuda13.0-cudnn9-runtime"},
         ),
     ],
 )
@@ -290,7 +290,7 @@ def test_the_build_checks_what_it_made():
     [
         ({"hyperpod_agent": True}, {"instance": "p5.48xlarge", "driver": "570.86"}),
         ({"pip": ["flash-attn", "wandb>=0.19"]}, {"gpu": "h100"}),
-        ({"base": "nvcr.io/nvidia/pytorch:25.03-py3"}, {"gpu": "h100"}),
+        ({"base": "nvcr.io/nvidia/pytorch:26.04-py3"}, {"gpu": "h100"}),
     ],
 )
 def test_every_run_is_shell(image, where):
@@ -326,15 +326,40 @@ def test_requirements_of_the_users_own():
     assert "requirements.txt:2 asks for it" in {one.why for one in plan.choices}
     assert plan.files[".windlass/own-requirements.txt"] == "wandb\n"
     assert plan.files[".windlass/constraints.txt"] == "torch==2.13.0\ntorchvision==0.28.0\nnumpy<3\n"
-    assert "pip install --no-cache-dir torch==2.13.0 torchvision==0.28.0" in plan.dockerfile
+    assert (
+        "pip install --no-cache-dir -c /opt/windlass/constraints.txt torch==2.13.0 torchvision==0.28.0"
+        in plan.dockerfile
+    )
     assert "--no-build-isolation -c /opt/windlass/constraints.txt 'flash-attn==2.8.3'" in plan.dockerfile
     assert chosen(plan)["base image"] == "nvidia/cuda:13.0.2-devel-ubuntu24.04"
 
 
 def test_a_base_with_its_own_torch_keeps_it():
-    plan = planned({"base": "nvcr.io/nvidia/pytorch:25.03-py3"}, gpu="h100")
+    plan = planned({"base": "nvcr.io/nvidia/pytorch:26.04-py3"}, gpu="h100")
     assert not re.search(r"pip install [^\n]*torch", plan.dockerfile)
     assert "import torch; print('torch==' + torch.__version__)" in plan.dockerfile
+
+
+def test_every_install_is_held_by_the_constraints():
+    plan = planned({"pip": ["flash-attn==2.8.3"]}, gpu="h100", driver="580.95")
+    installs = re.findall(r"pip install [^\n]*", plan.dockerfile)
+    assert len(installs) == 4
+    assert all("-c /opt/windlass/constraints.txt" in one for one in installs)
+
+
+def test_a_lock_without_torchs_own_index_says_that_it_is_partial(monkeypatch):
+    note = "https://download.pytorch.org/whl/cu126 is out of reach: its builds are taken from the table"
+    questions = []
+
+    def answered(self, question):
+        questions.append(question)
+        return Answer((Found("torch", "2.14.1+cu126"), Found("filelock", "3.20.0")), notes=(note,))
+
+    monkeypatch.setattr(Index, "resolve", answered)
+    plan = lock(planned({"pip": ["flash-attn==2.8.3"]}, gpu="h100", driver="570.86"), Index())
+    assert plan.files[".windlass/constraints.txt"] == "filelock==3.20.0\ntorch==2.14.1+cu126\n"
+    assert plan.warnings == (f"the lock is partial: {note}, and what only they name is not pinned",)
+    assert {"flash-attn==2.8.3", "ninja"} <= {*questions[0].requirements}
 
 
 def test_what_is_not_known_is_said():

@@ -77,9 +77,43 @@ def test_out_writes_what_a_build_needs(plan, tmp_path):
     told = [line.removeprefix("wrote ") for line in err.splitlines() if line.startswith("wrote ")]
     assert sorted(told) == [f"made/{name}" for name in sorted({"Dockerfile", *copied})]
     assert "docker build --platform linux/amd64 made    builds it" in err.splitlines()
-    (made / ".windlass" / "windlass" / "of_an_older_version.py").touch()
-    assert plan("--driver", "580.95", "-o", "made")[0] == 0  # written anew
-    assert not (made / ".windlass" / "windlass" / "of_an_older_version.py").exists()
+    assert plan("--driver", "570.86", "-o", "made")[0] == 0  # what is as windlass wrote it is written anew
+    assert (made / ".windlass" / "constraints.txt").read_text() == "torch==2.14.1+cu126\n"
+
+
+@pytest.mark.parametrize("name", ["Dockerfile", ".windlass/constraints.txt", ".windlass/windlass/own.py"])
+def test_nothing_of_the_users_is_written_over(plan, tmp_path, name):
+    own = tmp_path / name
+    own.parent.mkdir(parents=True, exist_ok=True)
+    own.write_text("mine\n")
+    code, _, err = plan("-o", ".")
+    assert code == 2
+    assert f"did not write, or that were changed since: {name.removesuffix('/own.py')}\n" in err
+    assert "--replace" in err
+    assert own.read_text() == "mine\n"
+    assert sum(path.is_file() for path in tmp_path.rglob("*")) == 2, "nothing else is written"
+    assert plan("-o", ".", "--replace")[0] == 0
+    assert not own.exists() or own.read_text() != "mine\n"
+    if own.exists():
+        own.write_text(own.read_text() + "# changed\n")
+        assert plan("-o", ".")[0] == 2, "what was written here before and changed since is the user's"
+
+
+def test_a_requirements_file_of_the_context_is_not_written_over(case, tmp_path):
+    own = tmp_path / REQUIREMENTS[0] / "reqs" / "common.txt"
+    code, _, err = case(*REQUIREMENTS, "-o", ".")
+    assert code == 2
+    assert "changed since: reqs/common.txt\n" in err
+    assert own.read_text() == (CASES / REQUIREMENTS[0] / "reqs" / "common.txt").read_text()
+
+
+@pytest.mark.parametrize(("folder", "said"), [("run.yaml", "is no folder"), ("/proc/x", "cannot be made")])
+def test_out_that_can_be_no_folder(plan, folder, said):
+    code, _, err = plan("-o", folder)
+    assert code == 2
+    assert f"error: -o {folder}" in err
+    assert said in err
+    assert "-o FOLDER" in err
 
 
 def test_a_driver_that_is_too_old_for_everything(plan):
@@ -97,9 +131,95 @@ def test_a_driver_that_is_too_old_for_everything(plan):
     assert json.loads(out)["error"] == "'new' is no version"
 
 
+@pytest.mark.parametrize("gpu", ["gh200", "GB200", "gb300"])
+def test_the_gpu_says_the_platform(plan, gpu, tmp_path, capfd):
+    (tmp_path / "run.yaml").write_text(RUN.replace("{instance: p5.48xlarge}", "{}"))
+    value = json.loads(plan("--gpu", gpu, "--driver", "580.95", "--json")[1])
+    assert value["node"]["platform"] == "linux/arm64"
+    assert value["choices"][0]["source"]
+    code, _, err = plan("--gpu", gpu, "--driver", "580.95", "--platform", "linux/amd64")
+    assert code == 2
+    assert f"every node with a {gpu.upper()} is linux/arm64" in err
+    (tmp_path / "Dockerfile").write_text("FROM python:3.12-slim\n")
+    command = ["image", "plan", "Dockerfile", "--no-resolve", "--driver", "580.95", "--gpu", gpu, "-o", "made"]
+    assert run_command(command) == 0
+    assert "docker build --platform linux/arm64" in capfd.readouterr().err
+
+
+def test_the_platform_of_the_command_line_is_the_runs(plan, tmp_path):
+    (tmp_path / "run.yaml").write_text(RUN.replace("{instance: p5.48xlarge}", "{}"))
+    value = json.loads(plan("--gpu", "h100", "--driver", "580.95", "--platform", "linux/arm64", "--json")[1])
+    assert value["node"]["platform"] == "linux/arm64"
+    assert (
+        "image.platform is linux/arm64 but a p5.48xlarge is linux/amd64"
+        in plan("resources.instance=p5.48xlarge", "--platform", "linux/arm64")[2]
+    )
+
+
+def test_nodes_without_a_gpu(plan):
+    code, out, _ = plan("--gpu", "none")
+    assert code == 0
+    assert "CPU only, linux/amd64" in out
+    assert "+cpu" in out
+
+
+def test_an_unknown_gpu_is_answered_with_all_that_are_known(plan):
+    code, _, err = plan("--gpu", "mi300x")
+    assert code == 2
+    assert all(name in err for name in ("H100", "GH200", "RTX 5090", "GB300", "none"))
+
+
 def test_files_that_are_not_there(plan):
     assert "the Dockerfile nowhere cannot be read" in plan("--dockerfile", "nowhere")[2]
     assert "there is no file gone.txt" in plan("--requirements", "gone.txt")[2]
+
+
+def test_requirements_that_begin_with_a_byte_order_mark(plan, tmp_path):
+    (tmp_path / "more.txt").write_bytes(b"\xef\xbb\xbfeinops==0.8.1\n")
+    (tmp_path / "own.txt").write_bytes(b"\xef\xbb\xbf-r more.txt\n")
+    value = json.loads(plan("--driver", "580.95", "--requirements", "own.txt", "--json")[1])
+    assert value["files"][".windlass/own-requirements.txt"] == "einops==0.8.1\n"
+
+
+def test_a_branch_of_drivers_is_its_newest_and_that_is_said(plan):
+    for driver in ("580", "580.65"):
+        code, out, _ = plan("--driver", driver, "--json")
+        value = json.loads(out)
+        assert code == 0
+        assert value["choices"][1]["value"] == "2.15.0"
+        assert value["assumed"] == [f"driver {driver} is 580.65.06 or newer (--driver names it whole)"]
+        assert f"assumed: {value['assumed'][0]}\n" in plan("--driver", driver)[2]
+    for driver in ("580.65.06", "580.95", "570"):
+        assert json.loads(plan("--driver", driver, "--json")[1])["assumed"] == []
+    assert "2.14.1+cu126" in plan("--driver", "580.64")[1]
+
+
+def test_a_lock_is_of_planned_images(plan, tmp_path):
+    (tmp_path / "Dockerfile").write_text("FROM python:3.12-slim\n")
+    code, _, err = plan("--lock", "--dockerfile", "Dockerfile")
+    assert code == 2
+    assert "--lock pins the packages of an image that windlass plans, and Dockerfile is your own" in err
+
+
+def test_a_base_with_an_old_torch_is_refused(plan):
+    code, _, err = plan("image.base=nvcr.io/nvidia/pytorch:25.01-py3", "--driver", "580.95")
+    assert code == 2
+    assert "windlass needs torch 2.11 or newer, and nvcr.io/nvidia/pytorch:25.01-py3 brings torch 2.6.0a0" in err
+
+
+def test_what_is_no_dockerfile_is_answered_with_the_one_that_is_there(plan, tmp_path):
+    app = tmp_path / "app"
+    app.mkdir()
+    (app / "Dockerfile").write_text("FROM python:3.12-slim AS build\nFROM build\n")
+    (app / "photo.png").write_bytes(b"\x89PNG\xff")
+    for name in ("app", "app/photo.png"):
+        code, _, err = plan("--dockerfile", name)
+        assert code == 2
+        assert "windlass image plan app/Dockerfile" in err
+    code, _, err = plan("--dockerfile", "app/Dockerfile", "--target", "nope")
+    assert code == 2
+    assert "app/Dockerfile has no stage nope" in err
+    assert "its stages: build, 1" in err
 
 
 def test_from_cluster_alone(plan):
@@ -174,15 +294,15 @@ def test_the_healed_files_go_beside(case, tmp_path):
 
 
 def test_the_healed_files_go_into_the_context_itself(case):
-    _, _, err = case(*REQUIREMENTS, "-o", ".")
+    _, _, err = case(*REQUIREMENTS, "-o", ".", "--replace")
     assert "\ndocker build --platform linux/amd64 -f Dockerfile.windlass .    builds it" in err
 
 
 def test_a_file_where_the_folder_should_be_is_no_mistake_of_windlass(case, tmp_path):
     (tmp_path / "link").symlink_to("nowhere")
     code, _, err = case(*REQUIREMENTS, "-o", "../link")
-    assert code == 1
-    assert "link cannot be used: File exists" in err
+    assert code == 2
+    assert "error: -o ../link is no folder" in err
 
 
 def test_strict_fails_on_what_could_not_be_checked(case, tmp_path):
@@ -218,6 +338,7 @@ ODD = {
     "scratch": (b"FROM scratch\nCOPY Dockerfile /a\n", 0, "Dockerfile: no conflicts found"),
     "no such file": (b"FROM scratch\nCOPY a /a\n", 1, "Dockerfile:2: a is not in the context"),
     "CRLF": (b"FROM python:3.12-slim\r\nRUN true && \\\r\n  " + CLONE + b"\r\n", 1, "Dockerfile:3: git "),
+    "BOM": (b"\xef\xbb\xbfFROM python:3.12-slim\nRUN " + CLONE, 1, "Dockerfile:2: git "),
     "heredoc": (b"FROM python:3.12-slim\nRUN <<EOF\ntrue\n" + CLONE + b"\nEOF\n", 1, "Dockerfile:4: git "),
     "ARG": (b"# syntax=docker/dockerfile:1\nARG V=3.12\nFROM python:${V}-slim\nRUN " + CLONE, 1, "Dockerfile:4: git "),
     "no value": (b"FROM python:$V\n", 0, "not checked: Dockerfile:1: python:$V: an ARG has no value"),

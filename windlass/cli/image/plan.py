@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,11 +12,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from windlass.cli.image.options import assignments
-from windlass.common.files import write_output
 from windlass.errors import ExitCode, UserError
 
 if TYPE_CHECKING:
-    from windlass.image.build.context import Context
     from windlass.image.facts.node import Node
     from windlass.image.judge import Healed, Verdict
     from windlass.image.plan.choose import ImagePlan
@@ -38,9 +37,10 @@ if TYPE_CHECKING:
 @click.option("--target", help="Stage that is built.  [default: the last]")
 @click.option("--resolve/--no-resolve", default=True, show_default=True, help="Ask the package indexes.")
 @click.option("--strict", is_flag=True, help="Fail where anything could not be checked.")
-@click.option("--lock", is_flag=True, help="Pin every package of a planned image.")
+@click.option("--lock", is_flag=True, help="Pin every package of a planned image; not of your own Dockerfile.")
 @click.option("--diff", "only_diff", is_flag=True, help="Print the patch alone.")
 @click.option("-o", "--out", type=click.Path(path_type=Path), help="Write all that a build needs to this folder.")
+@click.option("--replace", "write_over", is_flag=True, help="With -o, write over files that are not windlass's own.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 def plan(
     file: str | None,
@@ -59,6 +59,7 @@ def plan(
     lock: bool,
     only_diff: bool,
     out: Path | None,
+    write_over: bool,
     as_json: bool,
 ) -> int:
     """Choose what an image is made of, or judge a Dockerfile.
@@ -71,9 +72,12 @@ def plan(
     """
     from windlass.cli.output import print_json
     from windlass.image.build.preparing import planned_trees
+    from windlass.image.build.saving import check_folder, save_files
     from windlass.image.state.resolver import Index
     from windlass.spec import load_run
 
+    if out:
+        check_folder(out)
     index = Index(offline=not resolve)
     if file is not None and not file.endswith((".yaml", ".yml")):
         if overrides or dockerfile:
@@ -87,16 +91,21 @@ def plan(
         home = folder = path.parent
         node, assumed = _named_node(gpu_name, driver, platform)
     else:
-        named = {"image.dockerfile": dockerfile, "image.requirements": requirements}
+        named = {"image.dockerfile": dockerfile, "image.requirements": requirements, "image.platform": platform}
         run = load_run(file, [*overrides, *(f"{key}={value}" for key, value in named.items() if value)])
         home = Path(file).parent
         path, folder = home / (run.image.dockerfile or "Dockerfile"), home / run.image.context
         node = _node(run, driver, gpu_name, from_cluster)
         assumed = _unknown_of(node)
+    if lock and not (run and not run.image.dockerfile):
+        raise UserError(
+            f"--lock pins the packages of an image that windlass plans, and {path} is your own",
+            fix="uv pip compile requirements.in -o requirements.txt    pins what yours installs",
+        )
     if run and not run.image.dockerfile:
         planned, verdict = _planned(run, node, home, index, lock=lock)
         files, trees, own_context = {"Dockerfile": planned.dockerfile, **planned.files}, planned_trees(), None
-        values = planned.as_dict() | _as_dict(verdict, assumed)
+        values = planned.as_dict() | _as_dict(verdict, [*assumed, *planned.assumed])
         show = partial(_print_plan, planned, verdict)
     else:
         trees, own_context = {}, context or folder
@@ -107,7 +116,8 @@ def plan(
         values = _as_dict(verdict, assumed) | {"patch": healed.diff, "changes": list(healed.changes), "left": left}
         show = partial(_print_checked, healed, path.name, assumed)
     if out:
-        _write(out, files, trees)
+        for written in save_files(out, files, trees, replace=write_over):
+            click.echo(f"wrote {written}", err=True)
         options = ["--platform", node.platform, *(["--target", target] if target else [])]
         options += [word for argument in arguments for word in ("--build-arg", argument)]
         click.echo(f"{_build_command(options, out, files, own_context)}    builds it", err=True)
@@ -122,17 +132,18 @@ def plan(
 
 def _named_node(gpu: str | None, driver: str | None, platform: str | None) -> tuple[Node, list[str]]:
     """The nodes by what the command line says, and what had to be assumed of them."""
-    from windlass.image.facts.node import Node, node_named
+    from windlass.image.facts.node import node_named
+    from windlass.image.facts.table import host_platform
 
-    machine = platform or "linux/amd64"
-    assumed = [] if platform else [f"the nodes are {machine} (--platform)"]
+    node = node_named(gpu, driver, platform)
+    known = platform or (node.gpu and host_platform(node.gpu))
+    assumed = [] if known else [f"the nodes are {node.platform} (--platform)"]
     if gpu is None:
-        return Node(driver=driver, platform=machine, origin="the command line"), [
+        return replace(node, cpu_only=False), [
             "the nodes have a GPU, of which nothing is known (--gpu, --gpu none)",
             *([] if driver else ["their driver runs whatever torch is built with (--driver)"]),
             *assumed,
         ]
-    node = node_named(None if gpu.lower() in ("none", "cpu") else gpu, driver, machine)
     return node, assumed + _unknown_of(node)
 
 
@@ -159,17 +170,28 @@ def _healed(
     """A user's own Dockerfile, judged, with the patch that heals it."""
     from windlass.image.build.context import code_files, context_names, text_files
     from windlass.image.judge import heal
+    from windlass.image.read.dockerfile import parse_dockerfile
     from windlass.image.read.texts import Texts
 
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        fix = "windlass image plan RUN.yaml    chooses one"
+        beside = (path if path.is_dir() else path.parent) / "Dockerfile"
+        own = f"windlass image plan {beside}" if beside != path and beside.is_file() else ""
+        fix = own or "windlass image plan RUN.yaml    chooses one"
         raise UserError(f"the Dockerfile {path} cannot be read", evidence=str(error), fix=fix) from None
     files = text_files(context, leave_out=(path.name,)) if context.is_dir() else {}
     names = context_names(context) if context.is_dir() else None
     code = code_files(context) if context.is_dir() else {}
     healed = heal(Texts(text, files, path.name, names, code), node, index, arguments=arguments, target=target)
+    stages = parse_dockerfile(text, arguments).stages
+    if target and stages and not healed.before.trace.states:
+        listed = ", ".join(stage.name or str(stage.number) for stage in stages)
+        raise UserError(
+            f"{path} has no stage {target}",
+            evidence=f"its stages: {listed}",
+            fix=f"--target {stages[-1].name or stages[-1].number}",
+        )
     if not healed.before.trace.states:
         raise UserError(
             f"nothing can be built from {path}: {healed.before.unknown[0]}",
@@ -180,7 +202,7 @@ def _healed(
 
 def _as_dict(verdict: Verdict, assumed: list[str]) -> dict[str, Any]:
     found = [finding.as_dict() for finding in verdict.findings]
-    unknown = {"unchecked": list(verdict.unknown), "assumed": [*assumed, *verdict.assumed]}
+    unknown = {"unchecked": list(verdict.unknown), "assumed": list(dict.fromkeys([*assumed, *verdict.assumed]))}
     return {"conflicts": found, "patch": "", "changes": [], "left": found} | unknown
 
 
@@ -212,22 +234,11 @@ def _print_checked(healed: Healed, name: str, assumed: list[str]) -> None:
     _print_unknown(healed.before, assumed)
 
 
-def _print_unknown(verdict: Verdict, assumed: list[str]) -> None:
-    for sentence in [*assumed, *verdict.assumed]:
+def _print_unknown(verdict: Verdict, assumed: Sequence[str]) -> None:
+    for sentence in dict.fromkeys([*assumed, *verdict.assumed]):
         click.echo(f"assumed: {sentence}", err=True)
     for sentence in verdict.unknown:
         click.echo(f"not checked: {sentence}", err=True)
-
-
-def _write(folder: Path, files: Mapping[str, str], trees: Mapping[str, Context]) -> None:
-    for name, text in files.items():
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_output(path, text)
-        click.echo(f"wrote {path}", err=True)
-    for name, tree in trees.items():
-        tree.copy(folder / name)
-        click.echo(f"wrote {folder / name}", err=True)
 
 
 def _build_command(options: list[str], out: Path, files: Mapping[str, str], own_context: Path | None) -> str:
@@ -258,7 +269,7 @@ def _print_plan(planned: ImagePlan, verdict: Verdict) -> None:
     if verdict.findings:
         click.echo()
         _print_findings(verdict.findings, "the plan")
-    _print_unknown(verdict, [])
+    _print_unknown(verdict, planned.assumed)
 
 
 def _print_findings(findings: tuple[Finding, ...], name: str) -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from windlass.catalog.gpus import gpu, gpu_of_device
+from windlass.catalog.gpus import gpu, gpu_of_device, gpus
 from windlass.catalog.instances import instance, instances
 from windlass.errors import UserError
-from windlass.image.facts.table import capability, gpu_in_table, unknown_to_driver, version_of
+from windlass.image.facts.table import capability, facts, gpu_in_table, host_platform, unknown_to_driver, version_of
 from windlass.spec import Run
 
 GPU = "nvidia.com/gpu.product"
@@ -16,6 +16,8 @@ DRIVER = "nvidia.com/cuda.driver-version.full"
 DRIVER_PARTS = ("nvidia.com/cuda.driver.major", "nvidia.com/cuda.driver.minor", "nvidia.com/cuda.driver.rev")
 ARCHITECTURE = "kubernetes.io/arch"
 INSTANCE = "node.kubernetes.io/instance-type"
+DEFAULT_PLATFORM = "linux/amd64"
+NO_GPU = ("none", "cpu")  # what --gpu calls nodes without one
 
 
 @dataclass(frozen=True)
@@ -24,7 +26,7 @@ class Node:
 
     gpu: str | None = None  # the catalogue's name; None also where the run trains on CPUs
     driver: str | None = None
-    platform: str = "linux/amd64"
+    platform: str = DEFAULT_PLATFORM
     efa: bool = False
     cpu_only: bool = False
     origin: str = "the run file"
@@ -52,9 +54,12 @@ class Node:
 def node_of(run: Run, *, driver: str | None = None, gpu_name: str | None = None) -> Node:
     """The node that a run file describes, with what the user adds."""
     kind = instance(run.resources.instance) if run.resources.instance else None
-    named = _gpu_of(gpu_name) if gpu_name else kind.gpu.name if kind and kind.gpu else None
-    cpu_only = run.image.cuda == "cpu" or (run.resources.gpus_per_node == 0 and not gpu_name)
-    machine = f"linux/{kind.arch}" if kind else "linux/amd64"
+    without_gpu = bool(gpu_name) and str(gpu_name).lower() in NO_GPU
+    cpu_only = without_gpu or run.image.cuda == "cpu" or (run.resources.gpus_per_node == 0 and not gpu_name)
+    named = None
+    if not without_gpu:
+        named = _gpu_of(gpu_name) if gpu_name else kind.gpu.name if kind and kind.gpu else None
+    machine = f"linux/{kind.arch}" if kind else _platform(named, run.image.platform)
     if kind and run.image.platform and run.image.platform != machine:
         raise UserError(
             f"image.platform is {run.image.platform} but a {kind.type} is {machine}", fix=f"image.platform={machine}"
@@ -70,19 +75,40 @@ def node_of(run: Run, *, driver: str | None = None, gpu_name: str | None = None)
 
 
 def _gpu_of(text: str) -> str:
-    """A GPU of the catalogue or of the table; an unknown one is an error that names the nearest."""
+    """A GPU of the catalogue or of the table; an unknown one is an error that names them, the nearest first."""
     device = gpu_of_device(text)
-    return device.name if device else gpu_in_table(text) or gpu(text).name
+    known = device.name if device else gpu_in_table(text)
+    if known:
+        return known
+    try:
+        return gpu(text).name
+    except UserError as error:
+        names = dict.fromkeys([*gpus(), *facts()["compute_capability"]["values"], "none"])
+        raise UserError(error.what, evidence=f"GPUs: {', '.join(names)}", fix=error.fix or "--gpu h100") from None
 
 
-def node_named(gpu_text: str | None, driver: str | None, platform: str = "linux/amd64", *, efa: bool = False) -> Node:
-    """A node by what a user types; without a GPU it has none."""
+def _platform(gpu_name: str | None, asked: str | None) -> str:
+    """The platform that is asked for, else that of the GPU's hosts; an error where they differ."""
+    host = host_platform(gpu_name) if gpu_name else None
+    if asked and host and asked != host:
+        raise UserError(
+            f"the platform is to be {asked}, but every node with a {gpu_name} is {host}",
+            evidence=facts()["gpu_hosts"]["source"],
+            fix=f"--platform {host}    or image.platform={host}",
+        )
+    return asked or host or DEFAULT_PLATFORM
+
+
+def node_named(gpu_text: str | None, driver: str | None, platform: str | None = None, *, efa: bool = False) -> Node:
+    """A node by what a user types; without a GPU, or with `none`, it has none."""
+    text = None if gpu_text is None or gpu_text.lower() in NO_GPU else gpu_text
+    named = (gpu_in_table(text) or text) if text else None
     return Node(
-        gpu=(gpu_in_table(gpu_text) or gpu_text) if gpu_text else None,
+        gpu=named,
         driver=driver,
-        platform=platform,
+        platform=_platform(named, platform),
         efa=efa,
-        cpu_only=gpu_text is None,
+        cpu_only=named is None,
         origin="the command line",
     )
 
@@ -98,7 +124,9 @@ def node_from_labels(nodes: Sequence[Mapping[str, str]], *, instance: str | None
             evidence=f"{len(nodes)} nodes; none has the label {GPU} or an instance type of the catalogue",
             fix="--gpu h100 --driver 570.86    says it by hand",
         )
-    machines = {f"linux/{one.get(ARCHITECTURE, 'amd64')}" for one in with_gpus}
+    machines = {
+        f"linux/{one[ARCHITECTURE]}" if ARCHITECTURE in one else _platform(_gpu(one), None) for one in with_gpus
+    }
     products = sorted({name for one in with_gpus if (name := _gpu(one))})
     if len(machines) > 1 or len(products) > 1:
         raise UserError(

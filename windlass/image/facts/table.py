@@ -222,6 +222,13 @@ def runs(driver: str, needed: str) -> bool:
     return told >= Version(needed).release[: len(told)]
 
 
+def assumed_of_driver(driver: str, needed: str) -> str | None:
+    """What `runs` takes for granted, where a driver that is told by its branch may be older than the one needed."""
+    if not runs(driver, needed) or version_of(driver) >= Version(needed):
+        return None
+    return f"driver {driver} is {needed} or newer (--driver names it whole)"
+
+
 def unknown_to_driver(capability: str, driver: str) -> str | None:
     """Why no driver of that version runs a GPU, whatever is in the image; None where it does, or nobody says."""
     entry = next((one for one in facts()["gpu_drivers"] if capability in one["capability"]), None)
@@ -252,6 +259,12 @@ def gpu_in_table(text: str) -> str | None:
 
 def capability(gpu_name: str) -> str | None:
     value: str | None = facts()["compute_capability"]["values"].get(gpu_name)
+    return value
+
+
+def host_platform(gpu_name: str) -> str | None:
+    """The platform of every node that has a GPU: linux/arm64 of GB200; None where its hosts differ."""
+    value: str | None = facts()["gpu_hosts"]["platforms"].get(gpu_in_table(gpu_name) or gpu_name)
     return value
 
 

@@ -15,15 +15,27 @@ from windlass.image.facts.table import (
     Build,
     Release,
     accepts,
+    assumed_of_driver,
     companion,
     facts,
+    host_platform,
     minimum_driver,
+    minor,
     package,
     release,
     releases,
-    version_of,
+    runs,
 )
-from windlass.image.plan.write import AGENT, CONSTRAINTS, OWN, REQUIREMENTS, Ingredients, dockerfile_of, files_of
+from windlass.image.plan.write import (
+    AGENT,
+    BUILD_TOOLS,
+    CONSTRAINTS,
+    OWN,
+    REQUIREMENTS,
+    Ingredients,
+    dockerfile_of,
+    files_of,
+)
 from windlass.image.read.requirements import Place, Wanted, parse_requirements, wanted_of
 from windlass.image.state.resolver import Index, Question
 from windlass.spec import Run
@@ -38,7 +50,7 @@ def lock(plan: ImagePlan, index: Index) -> ImagePlan:
             evidence=of.base.image,
             fix="image.base=null    lets windlass choose one",
         )
-    wanted = [f"torch=={of.torch}", *of.companions]
+    wanted = [f"torch=={of.torch}", *of.companions, *of.compiled, *(BUILD_TOOLS.split() if of.compiled else ())]
     for name in (REQUIREMENTS, OWN):
         wanted += [line for line in plan.files.get(name, "").splitlines() if line and not line.startswith("-")]
     answer = index.resolve(
@@ -60,7 +72,10 @@ def lock(plan: ImagePlan, index: Index) -> ImagePlan:
             exit_code=ExitCode.BAD_INPUT if answer.checked else ExitCode.FAILED,
         )
     pins = sorted((package.name, package.version) for package in answer.packages)
-    return replace(plan, files={**plan.files, CONSTRAINTS: "".join(f"{name}=={version}\n" for name, version in pins)})
+    text = "".join(f"{name}=={version}\n" for name, version in pins)
+    partial = [f"the lock is partial: {why}, and what only they name is not pinned" for why in answer.notes]
+    partial += [f"the lock is partial: {why}" for why in answer.unknown]
+    return replace(plan, files={**plan.files, CONSTRAINTS: text}, warnings=(*plan.warnings, *partial))
 
 
 OLDEST_TORCH = "2.11"  # what the trainer is tested with
@@ -85,6 +100,7 @@ class ImagePlan:
     dockerfile: str
     files: Mapping[str, str] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
+    assumed: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -105,7 +121,12 @@ def plan_image(run: Run, node: Node, files: Mapping[str, str] | None = None) -> 
             fix="--driver and --gpu as nvidia-smi shows them on a node; --from-cluster reads both from its labels",
         )
     image = run.image
-    choices = [Choice("platform", node.platform, f"the nodes: {node.origin}")]
+    host = node.gpu and host_platform(node.gpu)
+    choices = [
+        Choice("platform", node.platform, f"every node with a {node.gpu} is", facts()["gpu_hosts"]["source"])
+        if host == node.platform
+        else Choice("platform", node.platform, f"the nodes: {node.origin}")
+    ]
     own, own_options = _own_requirements(run, files or {})
     asked = [*(wanted_of(text, Place("image.pip", 1)) for text in image.pip), *own]
     sources = {*facts()["builds_against_torch"]["names"]} & {*facts()["only_source"]["names"]}
@@ -147,6 +168,8 @@ def plan_image(run: Run, node: Node, files: Mapping[str, str] | None = None) -> 
     if agent:
         why = f"asked for; it requires torch{agent['requires']['torch']}, so torch is held by a constraint"
         choices.append(Choice("HyperPod agent", agent["version"], why, agent["source"]))
+    cuda = build.cuda if build else base.cuda if base else None
+    assumed = assumed_of_driver(node.driver, minimum_driver(cuda)) if node.driver and cuda else None
     ingredients = Ingredients(
         platform=node.platform,
         base=chosen_base,
@@ -170,6 +193,7 @@ def plan_image(run: Run, node: Node, files: Mapping[str, str] | None = None) -> 
         dockerfile=dockerfile_of(ingredients),
         files=files_of(ingredients),
         warnings=tuple(_warnings(node, build, files or {})),
+        assumed=(assumed,) if assumed else (),
     )
 
 
@@ -211,7 +235,7 @@ def why_not(run: Run, node: Node, known: Release, build: Build) -> str | None:
         return f"no wheel for Python {image.python}"
     if image.hyperpod_agent and not accepts(package(AGENT)["requires"]["torch"], known.version):
         return f"the HyperPod agent requires torch{package(AGENT)['requires']['torch']}"
-    if node.driver and version_of(node.driver) < Version(build.minimum_driver):
+    if node.driver and not runs(node.driver, build.minimum_driver):
         return f"needs driver {build.minimum_driver}, the nodes have {node.driver}"
     if node.capability and not build.runs_on(node.capability, node.platform):
         return f"no code for {node.gpu} (compute capability {node.capability})"
@@ -285,13 +309,16 @@ def _check_python(python: str, which: str, known: Release | None, *, fix: str) -
 
 
 def _check_base(base: Base, run: Run, node: Node) -> None:
+    if base.torch and Version(minor(base.torch)) < Version(OLDEST_TORCH):
+        raise UserError(f"windlass needs torch {OLDEST_TORCH} or newer, and {base.image} brings torch {base.torch}",
+                        fix="image.base=null    lets windlass choose, or a newer tag of it")  # fmt: skip
     asked = run.image.torch
     if asked and base.torch and base.torch != asked and not accepts(f"=={asked}.*", base.torch):
         raise UserError(f"image.torch asks for {asked} but {base.image} brings torch {base.torch}",
                         fix="drop one of image.base and image.torch")  # fmt: skip
     if node.driver and base.cuda:
         needed = minimum_driver(base.cuda)
-        if version_of(node.driver) < Version(needed):
+        if not runs(node.driver, needed):
             raise UserError(f"{base.image} has CUDA {base.cuda}, which needs driver {needed}; there is {node.driver}",
                             fix="image.base=null    lets windlass choose")  # fmt: skip
 

@@ -79,7 +79,8 @@ def _blocks(of: Ingredients) -> Iterator[str]:
     yield f"COPY {' '.join(files_of(of))} /opt/windlass/"
     if of.torch:
         index = f" --extra-index-url {of.index}" if of.index else ""
-        yield f"RUN pip install --no-cache-dir{index} {' '.join((f'torch=={of.torch}', *of.companions))}"
+        torch = " ".join((f"torch=={of.torch}", *of.companions))
+        yield f"RUN pip install --no-cache-dir{index} -c /opt/windlass/constraints.txt {torch}"
     else:
         yield (
             "# The base image's own torch stays: whatever is installed later must go with it.\n"
@@ -90,7 +91,7 @@ def _blocks(of: Ingredients) -> Iterator[str]:
     if of.compiled:
         yield (
             "# These compile against the torch above.\n"
-            f"RUN pip install --no-cache-dir {BUILD_TOOLS} \\\n"
+            f"RUN pip install --no-cache-dir -c /opt/windlass/constraints.txt {BUILD_TOOLS} \\\n"
             "    && pip install --no-cache-dir --no-build-isolation -c /opt/windlass/constraints.txt "
             + " ".join(f"'{requirement}'" for requirement in of.compiled)
         )

@@ -165,7 +165,7 @@ def assignments(text: str, values: Mapping[str, str]) -> dict[str, str]:
 
 
 def _instructions(text: str) -> Iterator[Instruction]:
-    lines = text.splitlines()
+    lines = text.removeprefix("\ufeff").splitlines()  # docker passes over a byte order mark
     escape = "\\"
     for line in lines:
         directive = re.fullmatch(r"#\s*(\w+)\s*=\s*(\S+)\s*", line)

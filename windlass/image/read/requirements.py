@@ -75,7 +75,7 @@ def read_requirement_files(folder: Path, names: Sequence[str], *, only_requireme
             continue
         if only_requirements and not re.search(r"require|constraint|\breqs?\b", path.name):
             continue
-        texts[name] = path.read_text(encoding="utf-8", errors="replace")
+        texts[name] = path.read_text(encoding="utf-8-sig", errors="replace")
         others = re.findall(r"(?m)^\s*(?:-r|-c|--requirement|--constraint)[ =]+(\S+)", texts[name])
         waiting += [posixpath.normpath(posixpath.join(posixpath.dirname(name), other)) for other in others]
     return texts
@@ -123,7 +123,7 @@ def _read(
 def logical_lines(text: str) -> Iterator[tuple[int, str]]:
     """Lines without comments, continued ones joined, each with the number of its first line."""
     held, start = "", 0
-    for number, line in enumerate(text.splitlines(), start=1):
+    for number, line in enumerate(text.removeprefix("\ufeff").splitlines(), start=1):  # pip drops the mark too
         if not held:
             start = number
         if line.rstrip().endswith("\\"):

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from packaging.version import Version
 
 from windlass.image.facts.table import (
+    assumed_of_driver,
     at_or_below,
     driver_cuda,
     facts,
@@ -189,6 +190,8 @@ def driver_too_old(case: Case) -> Iterator[Finding]:
                 torch.where,
                 *another_build(case, torch),
             )
+        elif assumed := assumed_of_driver(driver, needed):
+            case.trace.assumed.append(assumed)
     base = case.trace.final.base
     native = driver_cuda(driver)
     checked = base.repository.endswith("nvidia/cuda") or (base.family == "torch" and base.has_nvcc)
