@@ -99,7 +99,7 @@ def test_files_that_are_there_and_not(text, errors, tmp_path):
     ("text", "errors"),
     [
         (f"{SLIM}RUN unzip data.zip\n", {("missing-program", 2)}),
-        (f"{SLIM}RUN if true; then unzip data.zip; fi\n", set()),
+        (f"{SLIM}RUN if [ -f data.zip ]; then unzip data.zip; fi\n", set()),
         (f"{SLIM}RUN unzip data.zip || true\n", set()),
         (f"{JAMMY}RUN yum install -y git\n", {("missing-program", 2)}),
         ("FROM rockylinux:9\nRUN apt-get update\n", {("missing-program", 2)}),
@@ -380,3 +380,53 @@ LAST = "FROM nvidia/cuda:12.8.1-base-ubuntu24.04\nCOPY --from=b /app/.venv /app/
 def test_uv_brings_a_python_where_there_is_none(sync, more, errors, tmp_path):
     build = f"FROM ubuntu:24.04 AS b\n{UV}WORKDIR /app\nRUN uv venv {sync}\n"
     assert found(f"{build}{LAST}{more}", tmp_path) == errors
+
+
+PIP = "pip install sklearn"  # a name that PyPI refuses: an error wherever it runs
+
+
+@pytest.mark.parametrize(
+    ("run", "errors"),
+    [
+        (f'if [ "$A" = "x" ]; then {PIP}; fi', {("no-version", 3)}),
+        (f'if [ "$A" = "y" ]; then {PIP}; fi', set()),
+        (f'if [ "$A" != "x" ]; then true; else {PIP}; fi', {("no-version", 3)}),
+        (f'if [ "$A" = "y" ]; then true; elif [ -n "$A" ]; then {PIP}; else true; fi', {("no-version", 3)}),
+        (f'if [ -z "$A" ] || [ "$B" = "1" ]; then {PIP}; fi', set()),
+        (f'if [ -n "$A" ] && test "$A" = x; then {PIP}; fi', {("no-version", 3)}),
+        (f'if [ "$UNKNOWN" = "1" ]; then {PIP}; fi', set()),
+        (f'if [ "$UNKNOWN" = "1" ]; then true; fi; {PIP}', {("no-version", 3)}),
+        (f"if [ -f /x ]; then {PIP}; else {PIP}; fi", set()),
+        (f"bash -c 'if [[ \"$A\" == x* ]]; then {PIP}; fi'", {("no-version", 3)}),
+        (f'[ "$A" = "y" ] && {PIP} || true', set()),
+        (f'[ "$A" = "x" ] || {PIP}', set()),
+        (f"{PIP} || echo optional", set()),
+        (f"(true && {PIP}) || echo optional", set()),
+        (f"{{ true; {PIP}; }} || echo optional", set()),
+        (f"{{ {PIP} || echo optional; true; }}", set()),
+        (f"{PIP} || exit 1", {("no-version", 3)}),
+        (f"{PIP} || {{ echo no; exit 1; }}", {("no-version", 3)}),
+        (f'case "$A" in x|z) {PIP};; *) true;; esac', {("no-version", 3)}),
+        (f'case "$A" in y) {PIP};; *) true;; esac', set()),
+        (f'case "$A" in y) true;; *) {PIP};; esac; true', {("no-version", 3)}),
+        (f'if [ "$A" = "x" ]; then exit 0; fi; {PIP}', set()),
+        (f"for p in a b; do true; done && {PIP}", {("no-version", 3)}),
+        (f"which python && {PIP}", {("no-version", 3)}),
+    ],
+)
+def test_what_a_condition_guards(run, errors, tmp_path):
+    assert found(f"{SLIM}ARG A=x B=\nRUN {run}\n", tmp_path) == errors
+    script = run.replace("; then ", "\nthen ").replace("; fi", "\nfi").replace("&& ", "&&\n")
+    heredoc = found(f"{SLIM}ARG A=x B=\nRUN <<EOF\n{script}\nEOF\n", tmp_path)
+    assert {id for id, _ in heredoc} == {id for id, _ in errors}
+
+
+def test_what_may_be_installed_is_said_once_and_satisfies_what_comes_later(tmp_path):
+    may = "RUN if [ -f /x ]; then apt-get update && apt-get install -y unzip; pip install torch; fi\n"
+    assert found(f"{SLIM}RUN unzip a.zip\n", tmp_path) == {("missing-program", 2)}
+    told = verdict(f"{SLIM}{may}RUN unzip a.zip\n", tmp_path)
+    assert told.errors == ()
+    assert (
+        len([one for one in told.unknown if one == "Dockerfile:2: a condition or || decides what this step installs"])
+        == 1
+    )

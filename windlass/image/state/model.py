@@ -220,6 +220,7 @@ class Trace:
     copied: list[tuple[Environment, State, Where]] = field(default_factory=list)  # environments of other stages
     assumed: list[str] = field(default_factory=list)
     unknown: list[str] = field(default_factory=list)
+    guarded: bool = False  # there are commands of which a condition or `||` decides, and nobody knows how
     final_stage: int = -1
     used_stages: frozenset[int] = frozenset()
 
