@@ -8,7 +8,7 @@ from windlass.image.facts.node import node_named
 from windlass.image.judge import heal, judge
 from windlass.image.read.texts import Texts
 from windlass.image.state.archive import _installed
-from windlass.image.state.resolver import Index, _key
+from windlass.image.state.resolver import Answer, Found, Index, _key
 
 NODE = node_named("h100", "580.95", "linux/amd64")
 SLIM = "FROM python:3.11-slim-bookworm\n"
@@ -214,6 +214,26 @@ CONDA = "FROM continuumio/miniconda3:24.9.2-0\nRUN conda install -y "
 )
 def test_versions_that_no_channel_of_conda_has(words, errors, tmp_path):
     assert {error for error in found(f"{CONDA}{words}\n", tmp_path) if error[0] == "no-version"} == errors
+
+
+@pytest.mark.parametrize(
+    ("word", "asked", "version"),
+    [
+        ("numpy=1.26", "numpy==1.26.*", "1.26.4"),
+        ("numpy<2", "numpy<2", "1.26.4"),
+        ("numpy==1.26", None, "1.26"),
+        ("numpy=1.26.3", None, "1.26.3"),
+        ("pytorch=2.5", None, "2.5"),
+    ],
+)
+def test_one_equals_sign_of_conda_is_a_prefix(word, asked, version, tmp_path, monkeypatch):
+    def resolve(index, question):
+        assert question.requirements == (asked,)
+        return Answer((Found("numpy", "1.26.4"),))
+
+    monkeypatch.setattr(Index, "resolve", resolve)
+    packages = verdict(f"{CONDA}'{word}'\n", tmp_path).trace.final.packages
+    assert next(iter(packages.values())).version == version
 
 
 OLD = "FROM pytorch/pytorch:1.7.1-cuda11.0-cudnn8-{}\n"
@@ -430,3 +450,23 @@ def test_what_may_be_installed_is_said_once_and_satisfies_what_comes_later(tmp_p
         len([one for one in told.unknown if one == "Dockerfile:2: a condition or || decides what this step installs"])
         == 1
     )
+
+
+WHEEL = "torch-2.8.0-cp311-cp311-manylinux_2_28_x86_64.whl"
+
+
+@pytest.mark.parametrize(
+    ("base", "links", "version", "errors"),
+    [
+        (SLIM, "/wheels", "2.8.0", set()),
+        (SLIM, "/elsewhere", None, set()),
+        (SLIM.replace("3.11", "3.12"), "/wheels", "2.8.0", {("wheel-python", 3)}),
+    ],
+)
+def test_no_index_is_asked_where_pip_is_told_so(base, links, version, errors, tmp_path):
+    text = f"{base}COPY wheels/ /wheels/\nRUN pip install --no-index --find-links={links} torch\n"
+    told = verdict(text, tmp_path, {f"wheels/{WHEEL}": ""})
+    assert {(error.id, error.where.place.line) for error in told.errors} == errors
+    assert told.trace.final.packages["torch"].version == version
+    assert any("no index is asked" in one for one in told.unknown) == (version is None)
+    assert not any("resolve" in one for one in told.unknown)

@@ -346,6 +346,12 @@ class _Walker(CondaInstaller):
         if other.efa and any(f"{one.rstrip('/')}/".startswith("/opt/amazon/") for one in sources):
             state.efa, state.efa_where, state.efa_copied = other.efa, self._where(one.first), True
         for source in sources:
+            plain = posixpath.normpath(posixpath.join("/", re.sub(r"/\*(\.whl)?$", "", source)))
+            state.wheelhouses |= {
+                posixpath.normpath(target + folder.removeprefix(plain)): packages
+                for folder, packages in other.wheelhouses.items()
+                if folder == plain or folder.startswith(f"{plain}/")
+            }
             self._check_other(other, source, one)
             self._copy_environment(other, posixpath.normpath(source), posixpath.normpath(target), one)
 
