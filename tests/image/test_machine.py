@@ -470,3 +470,44 @@ def test_no_index_is_asked_where_pip_is_told_so(base, links, version, errors, tm
     assert told.trace.final.packages["torch"].version == version
     assert any("no index is asked" in one for one in told.unknown) == (version is None)
     assert not any("resolve" in one for one in told.unknown)
+
+
+PIP_OF_JAMMY = f"{JAMMY}{UPDATE}python3-pip\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "errors"),
+    [
+        ("RUN pip3 install --break-system-packages numpy\n", {("missing-option", 3)}),
+        ("RUN pip3 install --config-settings a=b numpy\n", {("missing-option", 3)}),
+        ("RUN pip3 install -U pip\nRUN pip3 install --break-system-packages numpy\n", set()),
+        ("RUN pip3 install uv && uv pip install --system --break-system-packages numpy\n", set()),
+        ("RUN pip3 install --break-system-packages numpy || pip3 install numpy\n", set()),
+    ],
+)
+def test_options_that_the_pip_of_the_system_lacks(text, errors, tmp_path):
+    assert found(f"{PIP_OF_JAMMY}{text}", tmp_path) == errors
+    assert found(f"{PIP_OF_JAMMY}{text}".replace("22.04", "24.04"), tmp_path) <= {("externally-managed", 3)}
+
+
+def test_torchaudio_refuses_another_minor_of_cuda(tmp_path):
+    wheel = "https://download.pytorch.org/whl/{1}/{0}%2B{1}-cp311-cp311-linux_x86_64.whl"
+    torch = wheel.format("torch-2.8.0", "cu128")
+    for other, errors in (
+        (wheel.format("torchaudio-2.8.0", "cu126"), {"torchaudio-build"}),
+        (wheel.format("torchaudio-2.8.0", "cu128"), set()),
+        (wheel.format("torchvision-0.23.0", "cu126"), set()),
+    ):
+        ids = {id for id, _ in found(f"{SLIM}RUN pip install {torch} {other}\n", tmp_path)}
+        assert ids & {"torchaudio-build", "torchvision-build"} == errors
+
+
+def test_a_setup_that_gives_gencode_itself_reads_no_list_of_torch(tmp_path):
+    setup = (
+        "import torch\nfrom torch.utils.cpp_extension import CUDAExtension\nsetup(ext_modules=[CUDAExtension('a')])\n"
+    )
+    text = "FROM pytorch/pytorch:2.5.1-cuda12.4-cudnn9-devel\nCOPY ops /ops\nENV TORCH_CUDA_ARCH_LIST=8.0\n"
+    text += "RUN pip install --no-build-isolation /ops\n"
+    assert found(text, tmp_path, {"ops/setup.py": setup}) == {("architecture-list", 3)}
+    flags = f"flags = ['-gencode', 'arch=compute_90,code=sm_90']\n{setup}"
+    assert found(text, tmp_path, {"ops/setup.py": flags}) == set()

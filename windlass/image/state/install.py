@@ -11,6 +11,7 @@ from fnmatch import fnmatchcase
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
+from packaging.version import Version
 
 from windlass.image.facts.table import facts
 from windlass.image.read.installs import PipInstall
@@ -49,8 +50,30 @@ class Installer(Machine):
         self._installed(install, where)
         self.cwd = before
 
+    def _check_options(self, install: PipInstall, environment: Environment) -> None:
+        """Options that the pip of the system does not know yet."""
+        moved = any(step.asks("pip") and step.environment.prefix == environment.prefix for step in self.trace.steps)
+        moved |= bool(re.search(r"get-pip|ensurepip|virtualenv", self.texts.dockerfile or ""))
+        if (
+            install.by_uv
+            or moved
+            or environment.prefix != SYSTEM
+            or not environment.pip
+            or "pip" in environment.packages
+        ):
+            return
+        for option, since in facts()["pip_options"]["since"].items():
+            if install.arguments.has(option) and Version(environment.pip) < Version(since):
+                self._fail(
+                    "missing-option",
+                    f"pip {environment.pip} of this image has no {option}, which came with pip {since}",
+                    install.command,
+                    *(("replace", f" {option}", "") if option == "--break-system-packages" else ()),
+                )
+
     def _installed(self, install: PipInstall, where: Where) -> None:
         environment = self._environment(install.interpreter, install)
+        self._check_options(install, environment)
         if install.verb == "wheel":  # what it builds waits in a folder
             environment = replace(environment, prefix="wheels", packages=dict(environment.packages))
         wanted: list[Wanted] = []

@@ -202,7 +202,10 @@ class _Walker(CondaInstaller):
             managed = bool(facts()["pytorch_images"]["managed"].get(minor(base.torch)))
         environment = Environment(SYSTEM, python, interpreter, managed, packages)
         environment.unseeded = base.family == "python" and Version(python or "3") >= Version("3.12")
-        environment.pip = facts()["pip_of_python"].get(python) if base.family == "python" else None
+        if base.family in ("cuda", "system"):
+            environment.pip = known.get("pip")
+        elif base.family == "python":
+            environment.pip = facts()["pip_of_python"].get(python)
         return State(
             base=base,
             platform=self.node.platform,
