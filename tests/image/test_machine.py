@@ -511,3 +511,36 @@ def test_a_setup_that_gives_gencode_itself_reads_no_list_of_torch(tmp_path):
     assert found(text, tmp_path, {"ops/setup.py": setup}) == {("architecture-list", 3)}
     flags = f"flags = ['-gencode', 'arch=compute_90,code=sm_90']\n{setup}"
     assert found(text, tmp_path, {"ops/setup.py": flags}) == set()
+
+
+@pytest.mark.parametrize(
+    ("text", "errors"),
+    [
+        ("RUN pip install transformers>=4.50\n", {("shell-redirect", 2)}),
+        ('RUN pip install "transformers>=4.50"\n', set()),
+        ("RUN pip install transformers >=log && pip install numpy>log\n", set()),
+        ("RUN <<EOF\npip install numpy\nEOF\n", set()),
+        ("RUN <<EOF\npip install numpy\n", {("syntax", 2)}),
+        ('RUN echo "1 <<TWO"\n', set()),
+    ],
+)
+def test_redirections_and_heredocs(text, errors, tmp_path):
+    assert found(f"{SLIM}{text}", tmp_path) == errors
+
+
+def test_a_copy_from_a_name_that_nobody_knows_is_said(tmp_path):
+    told = verdict(f"{SLIM}COPY --from=buildr /x /x\n", tmp_path)
+    assert (told.errors, [one for one in told.unknown if "buildr" in one] != []) == ((), True)
+    assert verdict(f"{SLIM}COPY --from=ghcr.io/a/b:1 /x /x\n", tmp_path).unknown == ()
+
+
+def test_a_patch_does_not_mix_the_builds_of_one_step(tmp_path, monkeypatch):
+    def resolve(index, question):
+        if "torchvision==0.23.0+cu126" in question.requirements:
+            return Answer(trouble="there is no version of torchvision==0.23.0+cu126")
+        return Answer((Found("torch", "2.8.0+cu128", ""), Found("torchvision", "0.23.0+cu128", "")))
+
+    monkeypatch.setattr(Index, "resolve", resolve)
+    run = "RUN pip install torch==2.8.0 torchvision==0.23.0+{} --index-url https://download.pytorch.org/whl/cu128"
+    healed = heal(Texts(f"{SLIM}{run.format('cu126')}\n"), NODE, Index(cache=tmp_path, offline=True))
+    assert f"+{run.format('cu128')}" in healed.diff.splitlines()

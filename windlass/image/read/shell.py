@@ -45,6 +45,7 @@ class Command:
     variables: Mapping[str, str]
     after: str = ""  # the operator before it: &&, ||, ;
     reads: str = ""  # `numpy<2`: a word that the shell takes for a name and a file to read from
+    writes: str = ""  # `torch>=2.5`: the same with a file to write
     certain: bool = True  # False: a condition or `||` decides whether it runs, or whether its failure counts
     sudo: bool = False
     shell: str = "sh"  # that runs it
@@ -166,7 +167,7 @@ def _commands(lines: list[tuple[str, int]], file: str, known: _Variables, flow: 
             flow.match(words, str(token))
         elif words:
             runs = flow.runs(words, operator, failure_counts(tokens, at), value)
-            like = Command((), file, {}, operator, "", runs is True, False, shell)
+            like = Command((), file, {}, operator, certain=runs is True, shell=shell)
             for each in loop[1] if repeated else loop[1][:1]:  # what a loop does is done for each of its words
                 values = known.with_value(loop[0], each) if loop[0] else known
                 if runs is not False:
@@ -252,10 +253,11 @@ def _finished(words: list[Word], inner: list[str], known: _Variables, like: Comm
     values = {**known, **own}
     filled = tuple(Word(part).at(word.line) for word in words for part in _filled(word, values, inner))
     reads = next((str(word).replace("\x01", "<") for word in filled if "\x01" in word), "")
+    writes = next((str(word).replace("\x02", ">") for word in filled if re.search("\x02=?\\d", word)), "")
     filled = tuple(Word(re.split("[\x01\x02]", word)[0]).at(word.line) for word in filled)
     if filled:
         sees = {**known.exported, **own}
-        yield from _unwrapped(replace(like, words=filled, variables=sees, reads=reads, sudo=sudo), known)
+        yield from _unwrapped(replace(like, words=filled, variables=sees, reads=reads, writes=writes, sudo=sudo), known)
 
 
 def _filled(word: Word, values: Mapping[str, str], inner: list[str]) -> list[str]:

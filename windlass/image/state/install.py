@@ -35,11 +35,14 @@ class Installer(Machine):
 
     def _pip(self, install: PipInstall) -> None:
         where = self._where(install.command.words[0].line, install.command)
-        if install.command.reads:
-            word = install.command.reads
+        if word := install.command.reads or install.command.writes:
+            _, sign, file = re.split("([<>])", word, maxsplit=1)
+            does = f"reads a file named {file}, which is not there"
+            if sign == ">":
+                does = f"writes a file named {file}, and pip takes any version"
             self._fail(
                 "shell-redirect",
-                f"{word} is not quoted: the shell reads a file named {word.partition('<')[2]}, which is not there",
+                f"{word} is not quoted: the shell {does}",
                 install.command,
                 "replace",
                 word,

@@ -225,6 +225,8 @@ class _Walker(CondaInstaller):
 
     def _instruction(self, one: Instruction, given: Mapping[str, str]) -> None:
         state = self.state
+        if any(not heredoc.ends for heredoc in one.heredocs):
+            self._fail("syntax", "the file ends before the heredoc that begins here does", one.first)
         if one.keyword == "ENV":
             values, written = assignments(one.text, state.variables), assignments(one.text, {})
             state.variables.update(values)
@@ -344,6 +346,10 @@ class _Walker(CondaInstaller):
         if stage is None:
             if re.search(r"astral-sh/uv", source_stage):
                 self._provide({"uv"})
+            elif not re.search(r"[/:.$]", source_stage) and source_stage not in facts()["programs"]["images"]:
+                self.trace.unknown.append(
+                    f"{self._where(one.first)}: no stage is called {source_stage}: an image of that name is not checked"
+                )
             return
         other = self.trace.states[stage.number]
         if other.efa and any(f"{one.rstrip('/')}/".startswith("/opt/amazon/") for one in sources):
