@@ -8,7 +8,7 @@ from windlass.image.facts.node import node_named
 from windlass.image.judge import heal, judge
 from windlass.image.read.texts import Texts
 from windlass.image.state.archive import _installed
-from windlass.image.state.resolver import Index, _key
+from windlass.image.state.resolver import Answer, Found, Index, _key
 
 NODE = node_named("h100", "580.95", "linux/amd64")
 SLIM = "FROM python:3.11-slim-bookworm\n"
@@ -99,7 +99,7 @@ def test_files_that_are_there_and_not(text, errors, tmp_path):
     ("text", "errors"),
     [
         (f"{SLIM}RUN unzip data.zip\n", {("missing-program", 2)}),
-        (f"{SLIM}RUN if true; then unzip data.zip; fi\n", set()),
+        (f"{SLIM}RUN if [ -f data.zip ]; then unzip data.zip; fi\n", set()),
         (f"{SLIM}RUN unzip data.zip || true\n", set()),
         (f"{JAMMY}RUN yum install -y git\n", {("missing-program", 2)}),
         ("FROM rockylinux:9\nRUN apt-get update\n", {("missing-program", 2)}),
@@ -214,6 +214,26 @@ CONDA = "FROM continuumio/miniconda3:24.9.2-0\nRUN conda install -y "
 )
 def test_versions_that_no_channel_of_conda_has(words, errors, tmp_path):
     assert {error for error in found(f"{CONDA}{words}\n", tmp_path) if error[0] == "no-version"} == errors
+
+
+@pytest.mark.parametrize(
+    ("word", "asked", "version"),
+    [
+        ("numpy=1.26", "numpy==1.26.*", "1.26.4"),
+        ("numpy<2", "numpy<2", "1.26.4"),
+        ("numpy==1.26", None, "1.26"),
+        ("numpy=1.26.3", None, "1.26.3"),
+        ("pytorch=2.5", None, "2.5"),
+    ],
+)
+def test_one_equals_sign_of_conda_is_a_prefix(word, asked, version, tmp_path, monkeypatch):
+    def resolve(index, question):
+        assert question.requirements == (asked,)
+        return Answer((Found("numpy", "1.26.4"),))
+
+    monkeypatch.setattr(Index, "resolve", resolve)
+    packages = verdict(f"{CONDA}'{word}'\n", tmp_path).trace.final.packages
+    assert next(iter(packages.values())).version == version
 
 
 OLD = "FROM pytorch/pytorch:1.7.1-cuda11.0-cudnn8-{}\n"
@@ -380,3 +400,147 @@ LAST = "FROM nvidia/cuda:12.8.1-base-ubuntu24.04\nCOPY --from=b /app/.venv /app/
 def test_uv_brings_a_python_where_there_is_none(sync, more, errors, tmp_path):
     build = f"FROM ubuntu:24.04 AS b\n{UV}WORKDIR /app\nRUN uv venv {sync}\n"
     assert found(f"{build}{LAST}{more}", tmp_path) == errors
+
+
+PIP = "pip install sklearn"  # a name that PyPI refuses: an error wherever it runs
+
+
+@pytest.mark.parametrize(
+    ("run", "errors"),
+    [
+        (f'if [ "$A" = "x" ]; then {PIP}; fi', {("no-version", 3)}),
+        (f'if [ "$A" = "y" ]; then {PIP}; fi', set()),
+        (f'if [ "$A" != "x" ]; then true; else {PIP}; fi', {("no-version", 3)}),
+        (f'if [ "$A" = "y" ]; then true; elif [ -n "$A" ]; then {PIP}; else true; fi', {("no-version", 3)}),
+        (f'if [ -z "$A" ] || [ "$B" = "1" ]; then {PIP}; fi', set()),
+        (f'if [ -n "$A" ] && test "$A" = x; then {PIP}; fi', {("no-version", 3)}),
+        (f'if [ "$UNKNOWN" = "1" ]; then {PIP}; fi', set()),
+        (f'if [ "$UNKNOWN" = "1" ]; then true; fi; {PIP}', {("no-version", 3)}),
+        (f"if [ -f /x ]; then {PIP}; else {PIP}; fi", set()),
+        (f"bash -c 'if [[ \"$A\" == x* ]]; then {PIP}; fi'", {("no-version", 3)}),
+        (f'[ "$A" = "y" ] && {PIP} || true', set()),
+        (f'[ "$A" = "x" ] || {PIP}', set()),
+        (f"{PIP} || echo optional", set()),
+        (f"(true && {PIP}) || echo optional", set()),
+        (f"{{ true; {PIP}; }} || echo optional", set()),
+        (f"{{ {PIP} || echo optional; true; }}", set()),
+        (f"{PIP} || exit 1", {("no-version", 3)}),
+        (f"{PIP} || {{ echo no; exit 1; }}", {("no-version", 3)}),
+        (f'case "$A" in x|z) {PIP};; *) true;; esac', {("no-version", 3)}),
+        (f'case "$A" in y) {PIP};; *) true;; esac', set()),
+        (f'case "$A" in y) true;; *) {PIP};; esac; true', {("no-version", 3)}),
+        (f'if [ "$A" = "x" ]; then exit 0; fi; {PIP}', set()),
+        (f"for p in a b; do true; done && {PIP}", {("no-version", 3)}),
+        (f"which python && {PIP}", {("no-version", 3)}),
+    ],
+)
+def test_what_a_condition_guards(run, errors, tmp_path):
+    assert found(f"{SLIM}ARG A=x B=\nRUN {run}\n", tmp_path) == errors
+    script = run.replace("; then ", "\nthen ").replace("; fi", "\nfi").replace("&& ", "&&\n")
+    heredoc = found(f"{SLIM}ARG A=x B=\nRUN <<EOF\n{script}\nEOF\n", tmp_path)
+    assert {id for id, _ in heredoc} == {id for id, _ in errors}
+
+
+def test_what_may_be_installed_is_said_once_and_satisfies_what_comes_later(tmp_path):
+    may = "RUN if [ -f /x ]; then apt-get update && apt-get install -y unzip; pip install torch; fi\n"
+    assert found(f"{SLIM}RUN unzip a.zip\n", tmp_path) == {("missing-program", 2)}
+    told = verdict(f"{SLIM}{may}RUN unzip a.zip\n", tmp_path)
+    assert told.errors == ()
+    assert (
+        len([one for one in told.unknown if one == "Dockerfile:2: a condition or || decides what this step installs"])
+        == 1
+    )
+
+
+WHEEL = "torch-2.8.0-cp311-cp311-manylinux_2_28_x86_64.whl"
+
+
+@pytest.mark.parametrize(
+    ("base", "links", "version", "errors"),
+    [
+        (SLIM, "/wheels", "2.8.0", set()),
+        (SLIM, "/elsewhere", None, set()),
+        (SLIM.replace("3.11", "3.12"), "/wheels", "2.8.0", {("wheel-python", 3)}),
+    ],
+)
+def test_no_index_is_asked_where_pip_is_told_so(base, links, version, errors, tmp_path):
+    text = f"{base}COPY wheels/ /wheels/\nRUN pip install --no-index --find-links={links} torch\n"
+    told = verdict(text, tmp_path, {f"wheels/{WHEEL}": ""})
+    assert {(error.id, error.where.place.line) for error in told.errors} == errors
+    assert told.trace.final.packages["torch"].version == version
+    assert any("no index is asked" in one for one in told.unknown) == (version is None)
+    assert not any("resolve" in one for one in told.unknown)
+
+
+PIP_OF_JAMMY = f"{JAMMY}{UPDATE}python3-pip\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "errors"),
+    [
+        ("RUN pip3 install --break-system-packages numpy\n", {("missing-option", 3)}),
+        ("RUN pip3 install --config-settings a=b numpy\n", {("missing-option", 3)}),
+        ("RUN pip3 install -U pip\nRUN pip3 install --break-system-packages numpy\n", set()),
+        ("RUN pip3 install uv && uv pip install --system --break-system-packages numpy\n", set()),
+        ("RUN pip3 install --break-system-packages numpy || pip3 install numpy\n", set()),
+    ],
+)
+def test_options_that_the_pip_of_the_system_lacks(text, errors, tmp_path):
+    assert found(f"{PIP_OF_JAMMY}{text}", tmp_path) == errors
+    assert found(f"{PIP_OF_JAMMY}{text}".replace("22.04", "24.04"), tmp_path) <= {("externally-managed", 3)}
+
+
+def test_torchaudio_refuses_another_minor_of_cuda(tmp_path):
+    wheel = "https://download.pytorch.org/whl/{1}/{0}%2B{1}-cp311-cp311-linux_x86_64.whl"
+    torch = wheel.format("torch-2.8.0", "cu128")
+    for other, errors in (
+        (wheel.format("torchaudio-2.8.0", "cu126"), {"torchaudio-build"}),
+        (wheel.format("torchaudio-2.8.0", "cu128"), set()),
+        (wheel.format("torchvision-0.23.0", "cu126"), set()),
+    ):
+        ids = {id for id, _ in found(f"{SLIM}RUN pip install {torch} {other}\n", tmp_path)}
+        assert ids & {"torchaudio-build", "torchvision-build"} == errors
+
+
+def test_a_setup_that_gives_gencode_itself_reads_no_list_of_torch(tmp_path):
+    setup = (
+        "import torch\nfrom torch.utils.cpp_extension import CUDAExtension\nsetup(ext_modules=[CUDAExtension('a')])\n"
+    )
+    text = "FROM pytorch/pytorch:2.5.1-cuda12.4-cudnn9-devel\nCOPY ops /ops\nENV TORCH_CUDA_ARCH_LIST=8.0\n"
+    text += "RUN pip install --no-build-isolation /ops\n"
+    assert found(text, tmp_path, {"ops/setup.py": setup}) == {("architecture-list", 3)}
+    flags = f"flags = ['-gencode', 'arch=compute_90,code=sm_90']\n{setup}"
+    assert found(text, tmp_path, {"ops/setup.py": flags}) == set()
+
+
+@pytest.mark.parametrize(
+    ("text", "errors"),
+    [
+        ("RUN pip install transformers>=4.50\n", {("shell-redirect", 2)}),
+        ('RUN pip install "transformers>=4.50"\n', set()),
+        ("RUN pip install transformers >=log && pip install numpy>log\n", set()),
+        ("RUN <<EOF\npip install numpy\nEOF\n", set()),
+        ("RUN <<EOF\npip install numpy\n", {("syntax", 2)}),
+        ('RUN echo "1 <<TWO"\n', set()),
+    ],
+)
+def test_redirections_and_heredocs(text, errors, tmp_path):
+    assert found(f"{SLIM}{text}", tmp_path) == errors
+
+
+def test_a_copy_from_a_name_that_nobody_knows_is_said(tmp_path):
+    told = verdict(f"{SLIM}COPY --from=buildr /x /x\n", tmp_path)
+    assert (told.errors, [one for one in told.unknown if "buildr" in one] != []) == ((), True)
+    assert verdict(f"{SLIM}COPY --from=ghcr.io/a/b:1 /x /x\n", tmp_path).unknown == ()
+
+
+def test_a_patch_does_not_mix_the_builds_of_one_step(tmp_path, monkeypatch):
+    def resolve(index, question):
+        if "torchvision==0.23.0+cu126" in question.requirements:
+            return Answer(trouble="there is no version of torchvision==0.23.0+cu126")
+        return Answer((Found("torch", "2.8.0+cu128", ""), Found("torchvision", "0.23.0+cu128", "")))
+
+    monkeypatch.setattr(Index, "resolve", resolve)
+    run = "RUN pip install torch==2.8.0 torchvision==0.23.0+{} --index-url https://download.pytorch.org/whl/cu128"
+    healed = heal(Texts(f"{SLIM}{run.format('cu126')}\n"), NODE, Index(cache=tmp_path, offline=True))
+    assert f"+{run.format('cu128')}" in healed.diff.splitlines()

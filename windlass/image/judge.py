@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from windlass.image.facts.node import Node
 from windlass.image.read.texts import Texts
@@ -35,10 +35,24 @@ def judge(
     trace = walk(texts, node, index, arguments=arguments, target=target)
     if not trace.states:
         return Verdict((), (), tuple(trace.unknown), trace)
-    case = Case(trace, node, texts, index)
-    findings = {(finding.id, str(finding.where), finding.sentence): finding for rule in RULES for finding in rule(case)}
-    ordered = sorted(findings.values(), key=lambda finding: finding.severity)
+    verdict = _judged(Case(trace, node, texts, index))
+    if not trace.guarded:
+        return verdict
+    # What a condition or || decides may have been done or not: only what is wrong either way is said.
+    without = walk(texts, node, index, arguments=arguments, target=target, guarded=False)
+    keys = {_identity(finding) for finding in _judged(Case(without, node, texts, index)).findings}
+    return replace(verdict, findings=tuple(one for one in verdict.findings if _identity(one) in keys))
+
+
+def _judged(case: Case) -> Verdict:
+    found = {(finding.id, str(finding.where), finding.sentence): finding for rule in RULES for finding in rule(case)}
+    ordered, trace = sorted(found.values(), key=lambda finding: finding.severity), case.trace
     return Verdict(tuple(ordered), tuple(dict.fromkeys(trace.assumed)), tuple(dict.fromkeys(trace.unknown)), trace)
+
+
+def _identity(finding: Finding) -> tuple[str, str, str]:
+    """The same finding where other packages may be beside it."""
+    return *finding.key, str(finding.where)
 
 
 @dataclass(frozen=True)

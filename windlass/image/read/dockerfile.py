@@ -28,6 +28,7 @@ PREDEFINED = {
 class Heredoc:
     text: str
     first: int  # its first line in the file
+    ends: bool = True
 
 
 @dataclass(frozen=True)
@@ -199,13 +200,15 @@ def _instructions(text: str) -> Iterator[Instruction]:
             rest = f"{tail} {rest}"
         heredocs: list[Heredoc] = []
         if keyword.upper() in ("RUN", "COPY", "ADD"):
-            for _, word in HEREDOC.findall(joined):
-                body, start = [], number + 1
+            for begins in HEREDOC.finditer(joined):
+                word, body, start = begins[2], [], number + 1
                 while number < len(lines) and lines[number].strip() != word:
                     body.append(lines[number])
                     number += 1
+                opens = joined[: begins.start()]
+                is_word = bool(re.search(r"\s\d*$", opens)) and not (opens.count('"') % 2 or opens.count("'") % 2)
+                heredocs.append(Heredoc("\n".join(body), start, number < len(lines) or not is_word))
                 number += 1
-                heredocs.append(Heredoc("\n".join(body), start))
         flags: dict[str, str] = {}
         rest = rest.lstrip()
         while found := FLAG.match(rest + " "):

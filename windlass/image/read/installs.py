@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from windlass.image.read.requirements import Place
 from windlass.image.read.shell import Command, Word
@@ -93,7 +93,7 @@ def pip_install(command: Command) -> PipInstall | None:
     if PYTHON.match(command.program) and "-m" in words[:4]:
         rest = rest[rest.index(Word("-m")) + 1 :]
         if rest[:1] == ["uv"]:
-            return pip_install(Command(tuple(rest), command.file, command.variables, command.after))
+            return pip_install(replace(command, words=tuple(rest)))
         if rest[:1] != ["pip"]:
             return None
         rest = rest[1:]

@@ -8,14 +8,15 @@ import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from windlass.image.read.conditions import CLOSING, OPENING, SEPARATORS, Block, Flow, failure_counts
 from windlass.image.read.dockerfile import Instruction, substitute
 from windlass.image.read.pipeline import output_of
 from windlass.image.read.requirements import Place
 
 # Words that stand before a command and do not change what it installs.
 SKIPPED = ("sudo", "exec", "env", "time", "then", "do", "else", "nice", "!", "{", "}", "command", "-E", "-H")
-NOT_COMMANDS = ("if", "elif", "for", "while", "until", "case", "fi", "done", "esac", "[", "in")
-OPENING, CLOSING = ("if", "for", "while", "until", "case"), ("fi", "done", "esac")
+NOT_COMMANDS = (*OPENING, *CLOSING, "elif", "[", "in")
+JOINING = ("&&", "||", "|")
 SHELLS = ("sh", "bash", "dash", "zsh")
 COMMENT = re.compile(r"(^|\s)#.*$")
 SUBSTITUTION = re.compile(r"\$\((?:'[^']*'|\"[^\"]*\"|[^()'\"])*\)|\$\([^()]*\)|`[^`]*`")
@@ -28,6 +29,7 @@ class Word(str):
     """A word of a command, with the line that it stands on."""
 
     line: int = 0
+    separates: bool = False  # && || | ; & ( )
 
     def at(self, line: int) -> Word:
         self.line = line
@@ -43,6 +45,7 @@ class Command:
     variables: Mapping[str, str]
     after: str = ""  # the operator before it: &&, ||, ;
     reads: str = ""  # `numpy<2`: a word that the shell takes for a name and a file to read from
+    writes: str = ""  # `torch>=2.5`: the same with a file to write
     certain: bool = True  # False: a condition or `||` decides whether it runs, or whether its failure counts
     sudo: bool = False
     shell: str = "sh"  # that runs it
@@ -74,7 +77,7 @@ def run_commands(
             return
     if not text.startswith("<<"):
         lines = list(zip(instruction.text.split("\n"), instruction.lines, strict=False))
-        yield from _commands(lines, file, _Variables(variables), [], shell)
+        yield from _commands(lines, file, _Variables(variables), Flow(), shell)
     reader = text.split()[0].rsplit("/", 1)[-1] if text else ""
     for heredoc in instruction.heredocs:
         if reader.startswith("<<") or reader in SHELLS:
@@ -87,16 +90,19 @@ def script_commands(
 ) -> Iterator[Command]:
     """The commands of a shell script; its first line may name the shell."""
     group: list[tuple[str, int]] = []
-    open_: list[str] = []
+    flow = Flow()
     known, named = _Variables(variables), re.match(r"#!\s*\S*?(?:env\s+)?(\w+)\s*(?:$|\s)", text)
     shell = named[1] if named else shell
     for number, line in enumerate(text.splitlines(), start=first):
         if line.rstrip().endswith("\\"):
             group.append((line.rstrip()[:-1], number))
             continue
-        yield from _commands([*group, (line, number)], file, known, open_, shell)
+        if line.rstrip().endswith(JOINING):
+            group.append((line, number))
+            continue
+        yield from _commands([*group, (line, number)], file, known, flow, shell)
         group = []
-    yield from _commands(group, file, known, open_, shell)
+    yield from _commands(group, file, known, flow, shell)
 
 
 class _Variables(dict[str, str]):
@@ -107,9 +113,9 @@ class _Variables(dict[str, str]):
         self.own: set[str] = set()  # assigned, and never exported
         self.exports_all = False  # set -a
 
-    def assign(self, values: Mapping[str, str]) -> None:
+    def assign(self, values: Mapping[str, str], *, certain: bool = True) -> None:
         self.own |= {name for name in values if name not in self and not self.exports_all}
-        self.update(values)
+        self.update(values if certain else {name: f"${name}" for name in values})  # either value may be there
 
     def with_value(self, name: str, value: str) -> _Variables:
         other = _Variables({**self, name: value})
@@ -121,10 +127,8 @@ class _Variables(dict[str, str]):
         return {name: value for name, value in self.items() if name not in self.own}
 
 
-def _commands(
-    lines: list[tuple[str, int]], file: str, known: _Variables, open_: list[str], shell: str
-) -> Iterator[Command]:
-    """`known`: variables, to which assignments are added; `open_`: the conditions and loops around a line."""
+def _commands(lines: list[tuple[str, int]], file: str, known: _Variables, flow: Flow, shell: str) -> Iterator[Command]:
+    """`known`: variables, to which assignments are added; `flow`: the conditions and loops around a line."""
     # The line of every word is carried through the lexer by marks that no Dockerfile contains.
     text = " ".join(f"\x00{number}\x00 {COMMENT.sub('', line)}" for line, number in lines)
     text, inner = _marked(text), list[str]()
@@ -142,34 +146,58 @@ def _commands(
     current: list[Word] = []
     loop: tuple[str, list[str]] = ("", [""])
     try:
-        tokens = [*lexer, ";"]
+        tokens = _tokens([*lexer, ";"], line)
     except ValueError:  # quotes that do not end
         return
-    for token in tokens:
+
+    def value(word: str) -> str:
+        return _value(word, known, inner)
+
+    for at, token in enumerate(tokens):
+        if not token.separates:
+            current.append(token)
+            continue
+        if current[:1] == ["for"] and current[2:3] == ["in"]:
+            loop = (str(current[1]), [value(word) for word in current[3:]])
+        elif current[:1] == ["done"]:
+            loop = ("", [""])
+        repeated = any(loop[0] in word for word in current) if loop[0] else False
+        words = flow.enter(current, operator, failure_counts(tokens, at - len(current)), value) if current else []
+        if flow.in_pattern:
+            flow.match(words, str(token))
+        elif words:
+            runs = flow.runs(words, operator, failure_counts(tokens, at), value)
+            like = Command((), file, {}, operator, certain=runs is True, shell=shell)
+            for each in loop[1] if repeated else loop[1][:1]:  # what a loop does is done for each of its words
+                values = known.with_value(loop[0], each) if loop[0] else known
+                if runs is not False:
+                    yield from _finished(current[-len(words) :], inner, values, like)
+        if token == "(" and not flow.in_pattern:
+            flow.group("(", operator, failure_counts(tokens, at))
+        elif token == ")" and flow.blocks and flow.blocks[-1].kind == "(":
+            flow.leave()
+        elif token == ";;":
+            flow.next_pattern()
+        current = []
+        operator = operator if token == ")" and not words else str(token)
+
+
+def _tokens(raw: list[str], line: int) -> list[Word]:
+    """The words and separators of a text, each with its line; the marks of lines are taken out."""
+    tokens: list[Word] = []
+    for token in raw:
         for number in MARK.findall(token):
             line = int(number)
         plain = MARK.sub("", token).strip() if MARK.search(token) else token
         if not plain and MARK.search(token):
             continue
         if plain and set(plain) <= set(";&|()"):
-            if current[:1] == ["for"] and current[2:3] == ["in"]:
-                loop = (str(current[1]), [_value(word, known, inner) for word in current[3:]])
-            elif current[:1] == ["done"]:
-                loop = ("", [""])
-            repeated = any(loop[0] in word for word in current) if loop[0] else False
-            begins = current[0] if current else ""
-            if begins in OPENING:
-                open_.append(str(begins))
-            certain = all(word == "for" for word in open_) and plain != "||" and begins not in ("then", "else")
-            for value in loop[1] if repeated else loop[1][:1]:  # what a loop does is done for each of its words
-                values = known.with_value(loop[0], value) if loop[0] else known
-                like = Command((), file, {}, operator, "", certain, False, shell)
-                yield from _finished(current, inner, values, like)
-            if begins in CLOSING and open_:
-                open_.pop()
-            current, operator = [], plain
+            for separator in SEPARATORS.findall(plain):
+                tokens.append(Word(separator).at(line))
+                tokens[-1].separates = True
         else:
-            current.append(Word(plain).at(line))
+            tokens.append(Word(plain).at(line))
+    return tokens
 
 
 def _value(text: str, known: Mapping[str, str], inner: list[str]) -> str:
@@ -210,13 +238,13 @@ def _finished(words: list[Word], inner: list[str], known: _Variables, like: Comm
             break
         words = words[1:]
     if not words:
-        known.assign(own)
+        known.assign(own, certain=like.certain)
         return
     if words[0] in ("export", "declare"):
         for word in words[1:]:
             name, equals, value = word.partition("=")
             if equals:
-                known[name] = _value(value, known, inner)
+                known.assign({name: _value(value, known, inner)}, certain=like.certain)
             known.own.discard(name)
         return
     known.exports_all |= words[0] == "set" and bool({"-a", "allexport"} & set(words))
@@ -225,10 +253,11 @@ def _finished(words: list[Word], inner: list[str], known: _Variables, like: Comm
     values = {**known, **own}
     filled = tuple(Word(part).at(word.line) for word in words for part in _filled(word, values, inner))
     reads = next((str(word).replace("\x01", "<") for word in filled if "\x01" in word), "")
+    writes = next((str(word).replace("\x02", ">") for word in filled if re.search("\x02=?\\d", word)), "")
     filled = tuple(Word(re.split("[\x01\x02]", word)[0]).at(word.line) for word in filled)
     if filled:
         sees = {**known.exported, **own}
-        yield from _unwrapped(replace(like, words=filled, variables=sees, reads=reads, sudo=sudo), known)
+        yield from _unwrapped(replace(like, words=filled, variables=sees, reads=reads, writes=writes, sudo=sudo), known)
 
 
 def _filled(word: Word, values: Mapping[str, str], inner: list[str]) -> list[str]:
@@ -244,7 +273,7 @@ def _unwrapped(command: Command, variables: Mapping[str, str]) -> Iterator[Comma
     inner = next((n for n, word in enumerate(words[:4]) if re.fullmatch(r"-\w*c", word)), None)
     if command.program in SHELLS and inner is not None and len(words) > inner + 1:
         lines = [(str(words[inner + 1]), words[inner + 1].line)]
-        within = [] if command.certain else ["if"]
+        within = Flow([] if command.certain else [Block("if", None)])
         yield from _commands(lines, command.file, _Variables(variables), within, command.program)
     else:
         yield command

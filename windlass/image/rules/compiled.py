@@ -239,11 +239,12 @@ def architecture_list(case: Case) -> Iterator[Finding]:
                 *([line_before(package.where, f"ENV TORCH_CUDA_ARCH_LIST={capability}")] if capability else []),
             )
         listed = re.findall(r"(\d+\.\d)(a?)(\+PTX)?", text)
-        if not capability or not listed:
+        own = package.name in facts()["own_flags"]["names"] or _source(case, package).own_flags
+        if not capability or not listed or own:
             continue
-        major, own = int(capability.split(".")[0]), Version(capability)
+        major, node = int(capability.split(".")[0]), Version(capability)
         covered = any(
-            (Version(one).major == major and Version(one) <= own) or (ptx and Version(one) <= own)
+            (Version(one).major == major and Version(one) <= node) or (ptx and Version(one) <= node)
             for one, _, ptx in listed
         )
         if not covered:

@@ -292,6 +292,8 @@ def replaced(case: Case) -> Iterator[Finding]:
             after = step.after.get(name)
             if after is None or before.version is None or after.version in (None, before.version):
                 continue
+            if before.origin == "conda" and f"{after.version}.".startswith(f"{before.version}."):
+                continue  # conda's numpy=1.26 is any 1.26
             if final and (left := final.packages.get(name)) and left.version == before.version:
                 continue  # a later step put it back
             yield from _replaced(case, step, before, after)

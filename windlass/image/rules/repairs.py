@@ -15,6 +15,7 @@ from windlass.image.read.requirements import Wanted
 from windlass.image.read.texts import Texts, insert_after, lines_of, remove_word, replace_lines, substitute_within
 from windlass.image.rules.finding import Case, Repair
 from windlass.image.state.model import Package, Step, Where
+from windlass.image.state.resolver import torch_tag
 
 INDEX = re.compile(r"(download(?:-r2)?\.pytorch\.org/whl/)(?:nightly/|test/)?(cu\d+|cpu)\b")
 PIP = re.compile(r"(\bpip[\d.]*\s+install)\b")
@@ -106,7 +107,12 @@ def resolvable(case: Case, step: Step, blamed: Wanted | None) -> tuple[Repair, .
     found: list[Repair] = []
     where = at_line(step, blamed)
     local = re.search(r"\+(cu\d+|cpu)$", blamed.pin)
-    if local:
+    tags = {tag for url in step.index if (tag := torch_tag(url))}
+    if local and len(tags) == 1 and local[1] not in tags:  # two builds in one step fit each other by chance alone
+        (tag,) = tags
+        edit = partial(_with_index, where=where, tag=tag)
+        found.append(_repair(f"take the build {tag}, which the index has", edit, blamed.name))
+    elif local:
         option = f"--extra-index-url {facts()['torch_index']['url']}{local[1]}"
         found.append(_repair(f"ask torch's index for {blamed.pin}", partial(_with_option, where=where, option=option)))
     torch = step.asks("torch")
@@ -114,9 +120,9 @@ def resolvable(case: Case, step: Step, blamed: Wanted | None) -> tuple[Repair, .
         asked = step.asks(name)
         right = companion(name, torch.pin) if torch and torch.pin and asked else None
         if asked and right:
-            edit = partial(_rewritten, wanted=asked, new=f"{name}=={right}")
+            rewrite = partial(_rewritten, wanted=asked, new=f"{name}=={right}")
             found.append(
-                _repair(f"take {name} {right}, which is made for torch {torch.pin if torch else ''}", edit, name)
+                _repair(f"take {name} {right}, which is made for torch {torch.pin if torch else ''}", rewrite, name)
             )
     known = release(blamed.pin) if blamed.name == "torch" else None
     python, base = step.environment.python, case.trace.states[step.stage].base
@@ -172,7 +178,7 @@ def replace_in_instruction(where: Where, old: str, new: str) -> Repair:
             return texts.with_dockerfile(replace_lines(text, where.first, where.last, part.replace(old, new)))
         return texts.with_dockerfile(re.sub(rf"(?m)^((?:ARG|ENV)\s+\w+=){re.escape(old)}\s*$", rf"\g<1>{new}", text))
 
-    return Repair(f"{new} in place of {old}", edit)
+    return Repair(f"{new} in place of {old}" if new else f"without {old.strip()}", edit)
 
 
 def _wanted_in(case: Case, package: Package) -> Iterator[Wanted]:

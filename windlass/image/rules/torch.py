@@ -225,11 +225,15 @@ def companion_build(case: Case) -> Iterator[Finding]:
             package = environment.packages.get(name)
             if package is None or not package.version or (package.where == torch.where and package.origin == "base"):
                 continue
-            if _differ(torch.cuda, package.cuda):
+            # torchaudio's _check_cuda_version compares the minor release too; torchvision's the major alone.
+            exact = name == "torchaudio" and package.at_least("2.0") and not package.at_least("2.9")
+            gpu = "cpu" not in (torch.cuda, package.cuda)
+            if _differ(torch.cuda, package.cuda, minor=exact and gpu):
+                refuses = "importing it ends with an error" if exact and gpu else "its operators do not load"
                 yield case.error(
                     f"{name}-build",
                     f"{name} {package.version} is built for {_build(package.cuda)}, "
-                    f"torch {torch.version} for {_build(torch.cuda)}: its operators do not load",
+                    f"torch {torch.version} for {_build(torch.cuda)}: {refuses}",
                     package.where,
                     *companion_of_torch(case, package, torch),
                 )
@@ -249,10 +253,10 @@ def two_nccl(case: Case) -> Iterator[Finding]:
             )
 
 
-def _differ(one: str | None, other: str | None) -> bool:
+def _differ(one: str | None, other: str | None, *, minor: bool) -> bool:
     if not one or not other:
         return False
-    return one.split(".")[0] != other.split(".")[0]
+    return one != other if minor else one.split(".")[0] != other.split(".")[0]
 
 
 def _build(cuda: str | None) -> str:

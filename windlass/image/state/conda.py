@@ -14,9 +14,21 @@ from windlass.image.read.installs import Arguments, PipInstall
 from windlass.image.read.project import NotUnderstoodError, conda_environment
 from windlass.image.read.requirements import Place, Wanted
 from windlass.image.read.shell import Command, Word
-from windlass.image.state.install import Installer
+from windlass.image.state.install import DEFAULT_PYTHON, Installer
 from windlass.image.state.model import SYSTEM, Environment, Package, Where
+from windlass.image.state.resolver import Question
 
+NOT_ON_PYPI = (
+    "python",
+    "pip",
+    "torch",
+    "cuda",
+    "pytorch-cuda",
+    "cudatoolkit",
+    "cuda-version",
+    "cuda-toolkit",
+    "cuda-nvcc",
+)
 CONDA_NAMES = {"pytorch": "torch", "pytorch-gpu": "torch"}
 
 
@@ -54,10 +66,10 @@ class CondaInstaller(Installer):
         cuda = None
         for text, place in asked:
             plain = text.rsplit("::", 1)[-1]
-            found = re.match(r"([\w.-]+)\s*(?:[=<>!~]+\s*([\w.*+]+))?(?:=(\S+))?", plain)
+            found = re.match(r"([\w.-]+)\s*(?:([=<>!~]+)\s*([\w.*+]+))?(?:=(\S+))?", plain)
             if not found:
                 continue
-            version = (found[2] or "").rstrip(".*") or None
+            version = (found[3] or "").rstrip(".*") or None
             if found[1] == "python" and version:
                 environment.python = ".".join(version.split(".")[:2])
             elif found[1] in ("pytorch-cuda", "cudatoolkit", "cuda-version") and version:
@@ -66,7 +78,11 @@ class CondaInstaller(Installer):
                 state.nvcc, state.nvcc_known = version or cuda or state.nvcc, True
             own_name = canonicalize_name(CONDA_NAMES.get(found[1], found[1]))
             environment.packages[own_name] = Package(
-                own_name, version, replace(where, cause=place), "conda", bool(version)
+                own_name,
+                self._conda_version(own_name, found[2] or "", version, environment),
+                replace(where, cause=place),
+                "conda",
+                bool(version),
             )
         torch = environment.packages.get("torch")
         self._check_conda(asked, torch, cuda, where, {str(channel) for channel in channels})
@@ -85,6 +101,15 @@ class CondaInstaller(Installer):
         self.trace.unknown.append(f"{where}: what conda takes beside the versions that are written is not checked")
         if pip:
             self._resolve(pip, where, str(command), environment, PipInstall(command, Arguments(()), "install", False))
+
+    def _conda_version(self, name: str, sign: str, version: str | None, environment: Environment) -> str | None:
+        """`numpy=1.26` means 1.26.*, of which conda takes the newest; its channels have the releases of PyPI."""
+        if version is None or sign == "==" or (sign == "=" and version.count(".") > 1) or name in NOT_ON_PYPI:
+            return version
+        bound = f"{name}=={version}.*" if sign == "=" else f"{name}{sign}{version}"
+        question = Question((bound,), python=environment.python or DEFAULT_PYTHON, platform=self.node.platform)
+        found = (one.version for one in self.index.resolve(question).packages if one.name == name)
+        return next(found, version if sign == "=" else None)
 
     def _check_conda(
         self,

@@ -45,6 +45,7 @@ class Source:
     calls_cmake: bool = False  # that neither it nor its build system brings
     cmake_minimum: str = ""  # of its CMakeLists.txt
     architectures: tuple[str, ...] = ()  # compute capabilities that setup.py compiles for, whatever nvcc it has
+    own_flags: bool = False  # setup.py gives -gencode itself: torch then leaves TORCH_CUDA_ARCH_LIST alone
     looks: bool = False  # CUDA code is compiled only where setup.py sees a GPU, or a variable asks for it
     forced_by: tuple[str, ...] = ()  # those variables
     refuses: bool = False  # without either it ends with an error, in place of compiling for CPUs alone
@@ -62,6 +63,7 @@ def source_of(index: Index, name: str, version: str) -> Source:
         calls_cmake=kept.get("calls_cmake", False),
         cmake_minimum=kept.get("cmake_minimum", ""),
         architectures=tuple(kept.get("architectures", ())),
+        own_flags=kept.get("own_flags", False),
     )
 
 
@@ -176,6 +178,7 @@ def source_in(files: Mapping[str, str], folder: str) -> Source:
         forced_by=tuple(re.findall(r"(?:getenv\(|environ\.get\(|environ\[)['\"](\w+)['\"]", condition)),
         refuses=refuses,
         architectures=tuple(found.get("architectures", ())),
+        own_flags=found.get("own_flags", False),
     )
 
 
@@ -228,6 +231,7 @@ def _needs(setup: str, project: str, names: Sequence[str], files: Sequence[str])
         "written": build.get("requires", []),
         "fetches": "urlretrieve" in setup,
         "architectures": _architectures(setup),
+        "own_flags": "gencode" in setup and "TORCH_CUDA_ARCH_LIST" not in setup,
         "calls_cmake": bool(re.search(r"['\"]cmake['\"]", setup)) and not {"cmake", "scikit-build"} & set(requires),
     }
 

@@ -8,9 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 
-from packaging.requirements import Requirement
+from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
+from packaging.version import Version
 
 from windlass.image.facts.table import facts
 from windlass.image.read.installs import PipInstall
@@ -35,11 +36,14 @@ class Installer(Machine):
 
     def _pip(self, install: PipInstall) -> None:
         where = self._where(install.command.words[0].line, install.command)
-        if install.command.reads:
-            word = install.command.reads
+        if word := install.command.reads or install.command.writes:
+            _, sign, file = re.split("([<>])", word, maxsplit=1)
+            does = f"reads a file named {file}, which is not there"
+            if sign == ">":
+                does = f"writes a file named {file}, and pip takes any version"
             self._fail(
                 "shell-redirect",
-                f"{word} is not quoted: the shell reads a file named {word.partition('<')[2]}, which is not there",
+                f"{word} is not quoted: the shell {does}",
                 install.command,
                 "replace",
                 word,
@@ -50,8 +54,30 @@ class Installer(Machine):
         self._installed(install, where)
         self.cwd = before
 
+    def _check_options(self, install: PipInstall, environment: Environment) -> None:
+        """Options that the pip of the system does not know yet."""
+        moved = any(step.asks("pip") and step.environment.prefix == environment.prefix for step in self.trace.steps)
+        moved |= bool(re.search(r"get-pip|ensurepip|virtualenv", self.texts.dockerfile or ""))
+        if (
+            install.by_uv
+            or moved
+            or environment.prefix != SYSTEM
+            or not environment.pip
+            or "pip" in environment.packages
+        ):
+            return
+        for option, since in facts()["pip_options"]["since"].items():
+            if install.arguments.has(option) and Version(environment.pip) < Version(since):
+                self._fail(
+                    "missing-option",
+                    f"pip {environment.pip} of this image has no {option}, which came with pip {since}",
+                    install.command,
+                    *(("replace", f" {option}", "") if option == "--break-system-packages" else ()),
+                )
+
     def _installed(self, install: PipInstall, where: Where) -> None:
         environment = self._environment(install.interpreter, install)
+        self._check_options(install, environment)
         if install.verb == "wheel":  # what it builds waits in a folder
             environment = replace(environment, prefix="wheels", packages=dict(environment.packages))
         wanted: list[Wanted] = []
@@ -91,6 +117,9 @@ class Installer(Machine):
             self._fail("missing-option", "pip install names nothing to install, and ends with an error", where)
         if install.verb == "wheel":
             self.state.wheels |= {name: package for name, package in environment.packages.items() if package.compiled}
+            folder = next(iter(install.arguments.values("--wheel-dir", "-w")), ".")
+            kept = self.state.wheelhouses.setdefault(posixpath.normpath(posixpath.join(self.cwd, folder)), {})
+            kept |= environment.packages
         globs = [posixpath.basename(word) for word in install.arguments.words if re.search(r"\*\S*\.whl$", word)]
         waiting = {
             name: package
@@ -231,6 +260,9 @@ class Installer(Machine):
         before = dict(environment.packages)
         python = environment.python or DEFAULT_PYTHON
         wanted = [one for one in wanted if applies(one.requirement, python, self.node.platform)]
+        if install.arguments.has("--no-index") or self.state.variables.get("PIP_NO_INDEX"):
+            self._from_wheels(wanted, where, text, environment, install)
+            return
         requirements: list[str] = []
         constraints: list[str] = []
         stubs: list[Stub] = []
@@ -315,6 +347,63 @@ class Installer(Machine):
                     )
         options = frozenset(arguments.options)
         self._record(where, text, before, environment, wanted, answer, (indexes or "", *extra), options, install.by_uv)
+
+    def _from_wheels(
+        self, wanted: list[Wanted], where: Where, text: str, environment: Environment, install: PipInstall
+    ) -> None:
+        """`pip install --no-index`: the wheels of a folder, which a step built or which the context has."""
+        before, python = dict(environment.packages), environment.python or DEFAULT_PYTHON
+        links = (*install.arguments.values("--find-links"), *self.state.variables.get("PIP_FIND_LINKS", "").split())
+        house = self._wheelhouse([str(link) for link in links], where, python)
+        waiting = [one for one in wanted if not one.constraint]
+        for one in waiting:
+            if one.name not in before and one.name not in house:
+                environment.packages[one.name] = Package(one.name, None, replace(where, cause=one.place))
+                self.trace.unknown.append(
+                    f"{where}: no index is asked, and which wheel of {one.name} waits is not known"
+                )
+        names = [one.name for one in waiting if one.name not in before]
+        places, others = {one.name: one for one in waiting}, list[Package]()
+        while names:
+            package = house.get(names.pop())
+            if package is None or environment.packages.get(package.name) not in (None, before.get(package.name)):
+                continue
+            asked = places.get(package.name)
+            environment.packages[package.name] = replace(
+                package, where=replace(where, cause=asked.place if asked else where.cause), pinned=False
+            )
+            if not _fits_python(package.wheel, python) and environment.python:
+                others.append(package)
+            for line in self.index.requires(package.found) if not install.arguments.has("--no-deps") else ():
+                try:
+                    requirement = Requirement(line)
+                except InvalidRequirement:
+                    continue
+                if applies(requirement, python, self.node.platform):
+                    names.append(canonicalize_name(requirement.name))
+        if first := next((one for one in others if one.name in places), next(iter(others), None)):
+            self._fail(
+                "wheel-python",
+                f"{first.wheel} is for another Python, and the image has Python {python}: pip finds no {first.name}",
+                where,
+            )
+        self._record(where, text, before, environment, wanted, options=frozenset(install.arguments.options))
+
+    def _wheelhouse(self, links: Sequence[str], where: Where, python: str) -> dict[str, Package]:
+        house: dict[str, Package] = {}
+        for link in links:
+            folder = posixpath.normpath(posixpath.join(self.cwd, link.removeprefix("file://")))
+            for path, packages in self.state.wheelhouses.items():
+                house |= packages if path == folder else {}
+            inside = self._context_folder(link) if "://" not in link else None
+            for name in sorted(self.texts.names or ()) if inside is not None else ():
+                wheel = wheel_of(posixpath.basename(name)) if posixpath.dirname(name) == inside else None
+                if wheel:
+                    own, version = canonicalize_name(wheel[0]), str(wheel[1])
+                    package = Package(own, version, where, wheel=posixpath.basename(name))
+                    if own not in house or _fits_python(package.wheel, python):
+                        house[own] = replace(package, cuda=self._cuda_of(own, version, None))
+        return house
 
     def _answered(self, question: Question, environment: Environment) -> Answer:
         """What pip would install; where the Python is not known, the first that has what is asked for."""
@@ -672,6 +761,16 @@ def _satisfied(wanted: Wanted, before: Mapping[str, Package], install: PipInstal
 def _plain(requirement: Requirement) -> str:
     extras = f"[{','.join(sorted(requirement.extras))}]" if requirement.extras else ""
     return f"{requirement.name}{extras}{requirement.specifier}"
+
+
+def _fits_python(wheel: str | None, python: str) -> bool:
+    """Whether a compiled wheel is for a Python; of a wheel without a name nothing is known."""
+    parsed = wheel_of(wheel) if wheel else None
+    if not parsed:
+        return True
+    tags = [tag.split("-") for tag in map(str, parsed[2])]
+    own = f"cp{python.replace('.', '')}"
+    return any(tag[0] == own or tag[0].startswith("py") or tag[1] == "abi3" for tag in tags)
 
 
 def _not_on_an_index(package: Package) -> bool:

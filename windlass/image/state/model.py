@@ -127,6 +127,7 @@ class State:
     groups: dict[str, str] = field(default_factory=dict)
     owners: dict[str, str] = field(default_factory=dict)  # of folders
     wheels: dict[str, Package] = field(default_factory=dict)  # that were built and wait in a folder
+    wheelhouses: dict[str, dict[str, Package]] = field(default_factory=dict)  # folder → what `pip wheel` put there
     hidden: set[str] = field(default_factory=set)  # programs in ~/.local/bin, by their packages
     away: dict[str, str] = field(default_factory=dict)  # programs that an installer put into a folder of its own
     lost: dict[str, Where] = field(default_factory=dict)  # variables that a RUN exported for itself alone
@@ -220,6 +221,7 @@ class Trace:
     copied: list[tuple[Environment, State, Where]] = field(default_factory=list)  # environments of other stages
     assumed: list[str] = field(default_factory=list)
     unknown: list[str] = field(default_factory=list)
+    guarded: bool = False  # there are commands of which a condition or `||` decides, and nobody knows how
     final_stage: int = -1
     used_stages: frozenset[int] = frozenset()
 

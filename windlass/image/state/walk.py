@@ -47,6 +47,7 @@ from windlass.image.state.resolver import Found, Index, Question
 INSTALL_NOTHING = (
     *("CMD", "ENTRYPOINT", "LABEL", "EXPOSE", "VOLUME", "HEALTHCHECK", "SHELL", "STOPSIGNAL", "MAINTAINER", "FROM"),
 )
+CHANGE_NOTHING = ("echo", "printf", "exit", "true", "false", "set", "test", "[[", ":", "cat", "ls", "sleep", "break")
 OTHER_ARCHIVES = re.compile(  # commands after which apt has more than the archive of the system
     r"/sources\.list|\.sources\b|apt-add|apt-key|/setup_|keyring|\.deb\b|nodesource|packagecloud|ppa:(?!deadsnakes)"
 )
@@ -62,10 +63,18 @@ BASE_VARIABLES = {
 
 
 def walk(
-    texts: Texts, node: Node, index: Index, *, arguments: Mapping[str, str] | None = None, target: str | None = None
+    texts: Texts,
+    node: Node,
+    index: Index,
+    *,
+    arguments: Mapping[str, str] | None = None,
+    target: str | None = None,
+    guarded: bool = True,
 ) -> Trace:
+    """`guarded`: whether the commands are run of which a condition or `||` decides, and nobody knows how."""
     dockerfile = parse_dockerfile(texts.dockerfile or "", arguments)
     walker = _Walker(texts, node, index, dockerfile, dict(arguments or {}))
+    walker.runs_guarded = guarded
     final = dockerfile.stage(target)
     if final is None:
         return Trace([], unknown=[f"there is no stage {target}" if dockerfile.stages else "there is no FROM"])
@@ -116,6 +125,8 @@ def _cuda_version(base: Base) -> dict[str, str]:
 
 
 class _Walker(CondaInstaller):
+    runs_guarded = True
+
     # Stages and instructions
 
     def stage(self, stage: Stage, *, skip: bool) -> None:
@@ -126,7 +137,8 @@ class _Walker(CondaInstaller):
         self.trace.states.append(self.state)
         if skip:
             return
-        given: dict[str, str] = dict(PREDEFINED)
+        platform = self.node.platform
+        given = {**PREDEFINED, "TARGETPLATFORM": platform, "TARGETARCH": platform.rpartition("/")[2]}
         for argument in self.dockerfile.instructions:
             if argument.stage == -1 and argument.keyword == "ARG":
                 given.update(assignments(argument.text, given))
@@ -190,7 +202,10 @@ class _Walker(CondaInstaller):
             managed = bool(facts()["pytorch_images"]["managed"].get(minor(base.torch)))
         environment = Environment(SYSTEM, python, interpreter, managed, packages)
         environment.unseeded = base.family == "python" and Version(python or "3") >= Version("3.12")
-        environment.pip = facts()["pip_of_python"].get(python) if base.family == "python" else None
+        if base.family in ("cuda", "system"):
+            environment.pip = known.get("pip")
+        elif base.family == "python":
+            environment.pip = facts()["pip_of_python"].get(python)
         return State(
             base=base,
             platform=self.node.platform,
@@ -210,6 +225,8 @@ class _Walker(CondaInstaller):
 
     def _instruction(self, one: Instruction, given: Mapping[str, str]) -> None:
         state = self.state
+        if any(not heredoc.ends for heredoc in one.heredocs):
+            self._fail("syntax", "the file ends before the heredoc that begins here does", one.first)
         if one.keyword == "ENV":
             values, written = assignments(one.text, state.variables), assignments(one.text, {})
             state.variables.update(values)
@@ -251,8 +268,7 @@ class _Walker(CondaInstaller):
             self._check_shell(one)
             self._check_lost(one)
             for command in run_commands(one, self.texts.name, state.variables, state.shell):
-                if command.after != "||":
-                    self._command(command)
+                self._command(command)
         elif one.keyword == "ONBUILD":
             self.trace.unknown.append(f"{self._where(one.first)}: ONBUILD runs in images that are built on this one")
         elif one.keyword not in INSTALL_NOTHING:
@@ -330,11 +346,21 @@ class _Walker(CondaInstaller):
         if stage is None:
             if re.search(r"astral-sh/uv", source_stage):
                 self._provide({"uv"})
+            elif not re.search(r"[/:.$]", source_stage) and source_stage not in facts()["programs"]["images"]:
+                self.trace.unknown.append(
+                    f"{self._where(one.first)}: no stage is called {source_stage}: an image of that name is not checked"
+                )
             return
         other = self.trace.states[stage.number]
         if other.efa and any(f"{one.rstrip('/')}/".startswith("/opt/amazon/") for one in sources):
             state.efa, state.efa_where, state.efa_copied = other.efa, self._where(one.first), True
         for source in sources:
+            plain = posixpath.normpath(posixpath.join("/", re.sub(r"/\*(\.whl)?$", "", source)))
+            state.wheelhouses |= {
+                posixpath.normpath(target + folder.removeprefix(plain)): packages
+                for folder, packages in other.wheelhouses.items()
+                if folder == plain or folder.startswith(f"{plain}/")
+            }
             self._check_other(other, source, one)
             self._copy_environment(other, posixpath.normpath(source), posixpath.normpath(target), one)
 
@@ -376,7 +402,16 @@ class _Walker(CondaInstaller):
     # Commands
 
     def _command(self, command: Command) -> None:
-        self._run(command)
+        if not command.certain and command.program not in CHANGE_NOTHING:
+            self.trace.guarded = True
+            where = self._where(command.words[0].line, command)
+            if pip_install(command) or conda_install(command) or apt_packages(command) or pip_uninstall(command):
+                first = Place(where.place.file, where.first)
+                self.trace.unknown.append(f"{first}: a condition or || decides what this step installs")
+        if command.certain or self.runs_guarded:
+            self._run(command)
+        else:
+            self._check_command(command)
         self._mention(command)
 
     def _run(self, command: Command) -> None:
@@ -557,7 +592,7 @@ class _Walker(CondaInstaller):
         if at is not None and len(words) > at + 2:
             self._activate(str(words[at + 1]))
             rest = [word for word in words[at + 2 :] if not word.startswith("--")]
-            self._command(Command(tuple(rest), command.file, command.variables, command.after))
+            self._command(replace(command, words=tuple(rest)))
         self.active = before
 
     def _venv(self, words: list[str], python: str | None, command: Command) -> None:
@@ -631,8 +666,7 @@ class _Walker(CondaInstaller):
             return
         folder = self.cwd
         for inner in script_commands(self.texts.files[path], path, command.variables):
-            if inner.after != "||":
-                self._command(inner)
+            self._command(replace(inner, certain=inner.certain and command.certain))
         self.cwd = folder
 
     def _uninstall(self, command: Command, names: Sequence[str]) -> None:
