@@ -13,7 +13,7 @@ from tests.image.wheels import Wheel
 from windlass.image.facts.node import Node
 from windlass.image.judge import heal, judge
 from windlass.image.read.texts import Texts
-from windlass.image.state.install import SYSTEM
+from windlass.image.state.model import SYSTEM
 from windlass.image.state.resolver import Index, Question
 from windlass.image.state.walk import walk
 

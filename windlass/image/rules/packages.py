@@ -17,7 +17,8 @@ from windlass.image.read.requirements import Wanted, wheel_of
 from windlass.image.rules.finding import Case, Finding
 from windlass.image.rules.repairs import at_line, companion_of_torch, hold_version, pin_below, resolvable
 from windlass.image.state.contents import asserted_bounds, broken_import, imports_of, modules_of
-from windlass.image.state.install import DEFAULT_PYTHON, applies
+from windlass.image.state.environments import DEFAULT_PYTHON
+from windlass.image.state.install import applies
 from windlass.image.state.model import SYSTEM, Environment, Package, Step
 
 # A wrong version of these fails at import or in the first step; of others it is a remark.

@@ -16,7 +16,7 @@ from windlass.image.read.installs import PYTHON
 from windlass.image.read.texts import Texts, insert_after
 from windlass.image.rules.finding import Case, Finding, Repair
 from windlass.image.rules.repairs import apt_install, line_before, replace_in_instruction
-from windlass.image.state.install import version_in
+from windlass.image.state.environments import version_in
 from windlass.image.state.machine import lacks_python
 from windlass.image.state.model import SYSTEM, Package, State, Where
 

@@ -14,7 +14,8 @@ from windlass.image.read.installs import Arguments, PipInstall
 from windlass.image.read.project import NotUnderstoodError, conda_environment
 from windlass.image.read.requirements import Place, Wanted
 from windlass.image.read.shell import Command, Word
-from windlass.image.state.install import DEFAULT_PYTHON, Installer
+from windlass.image.state.environments import DEFAULT_PYTHON
+from windlass.image.state.install import Installer
 from windlass.image.state.model import SYSTEM, Environment, Package, Where
 from windlass.image.state.resolver import Question
 

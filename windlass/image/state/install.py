@@ -19,17 +19,16 @@ from windlass.image.read.project import NotUnderstoodError, locked_requirements,
 from windlass.image.read.requirements import Place, Wanted, parse_requirements, project_name, wanted_of, wheel_of
 from windlass.image.read.shell import Command, Word
 from windlass.image.state.contents import source_in
+from windlass.image.state.environments import DEFAULT_PYTHON, Environments
 from windlass.image.state.files import copied_from
-from windlass.image.state.machine import Machine
-from windlass.image.state.model import SYSTEM, UV_PYTHON, Compiled, Environment, Package, Step, Where, torch_cuda
+from windlass.image.state.model import SYSTEM, Compiled, Environment, Package, Where, torch_cuda
 from windlass.image.state.resolver import MACHINES, Answer, Question, Stub, answers, find_uv, torch_tag
 
 OTHER_PYTHONS = ("3.10", "3.8")  # tried where it is not known which an image has
-DEFAULT_PYTHON = "3.12"
 LOCAL = "local:"  # a project of the context, in place of an address
 
 
-class Installer(Machine):
+class Installer(Environments):
     """What pip, uv and conda commands do to the state of a stage; `walk` calls it command by command."""
 
     # pip and uv
@@ -597,137 +596,6 @@ class Installer(Machine):
         plain = [url.partition("=")[2] if re.match(r"[\w-]+=http", url) else url for url in extra]
         return index, [url for url in dict.fromkeys(plain) if not url.startswith(("/", "./", "file:"))]
 
-    # Where things are
-
-    def _environment(self, interpreter: str, install: PipInstall | None = None) -> Environment:
-        """The environment that a pip installs into, by its path, its version, and what is active."""
-        state = self.state
-        variables = {**state.variables, **(install.command.variables if install else {})}
-        if install and install.by_uv:
-            return self._uv_environment(install, interpreter, variables)
-        folder = posixpath.normpath(posixpath.join(self.cwd, posixpath.dirname(interpreter), ".."))
-        if "/" in interpreter and folder in state.environments:
-            return state.environments[folder]
-        name = self.active or state.active
-        program = posixpath.basename(interpreter)
-        version = version_in(program) or state.links.get(program)
-        environment = state.environments[name]
-        if version and environment.python and version != environment.python and name == SYSTEM:
-            own = f"python{version}"
-            if own not in state.environments:
-                state.environments[own] = Environment(own, version, f"/usr/bin/python{version}", False)
-            return state.environments[own]
-        return environment
-
-    def _uv_environment(self, install: PipInstall, interpreter: str, variables: Mapping[str, str]) -> Environment:
-        state = self.state
-        folder = posixpath.normpath(posixpath.join(self.cwd, interpreter))
-        for candidate in (folder, posixpath.dirname(posixpath.dirname(folder))):
-            if interpreter and candidate in state.environments:
-                return state.environments[candidate]
-        if install.arguments.has("--system") or variables.get("UV_SYSTEM_PYTHON") in ("1", "true"):
-            return state.environments[SYSTEM]
-        prefix = variables.get("VIRTUAL_ENV") or ""
-        if install.verb in ("sync", "add"):
-            prefix = variables.get("UV_PROJECT_ENVIRONMENT") or posixpath.join(self.cwd, ".venv")
-            prefix = posixpath.normpath(posixpath.join(self.cwd, prefix))
-            if prefix in ("/usr/local", "/usr"):
-                return state.environments[SYSTEM]
-            if prefix not in state.environments:
-                folder_ = self._context_folder(".") or "."
-                asked = version_in(interpreter) or version_in(variables.get("UV_PYTHON", ""))
-                pinned = self.texts.files.get(posixpath.normpath(posixpath.join(folder_, ".python-version")), "")
-                needs = python_of_project(self.texts.files, folder_) or ""
-                exact = re.search(r"==\s*(3\.\d+)", needs)
-                wanted = asked or version_in(pinned) or (exact[1] if exact else None)
-                self._new_uv_environment(prefix, wanted, managed=install.arguments.has("--managed-python"))
-        if posixpath.normpath(prefix or "-") in state.environments:
-            return state.environments[posixpath.normpath(prefix)]
-        local = posixpath.normpath(posixpath.join(self.cwd, ".venv"))
-        if self.active is None and state.active == SYSTEM and local in state.environments:
-            return state.environments[local]
-        return state.environments[self.active or state.active]
-
-    def _record(
-        self,
-        where: Where,
-        text: str,
-        before: Mapping[str, Package],
-        environment: Environment,
-        wanted: Sequence[Wanted] = (),
-        answer: Answer | None = None,
-        index: Sequence[str] = (),
-        options: frozenset[str] = frozenset(),
-        by_uv: bool = False,
-        kind: str = "pip",
-    ) -> None:
-        self.trace.steps.append(
-            Step(
-                where,
-                len(self.trace.states) - 1,
-                text,
-                dict(before),
-                dict(environment.packages),
-                environment,
-                tuple(wanted),
-                answer or Answer(),
-                kind,
-                tuple(one for one in index if one),
-                options,
-                by_uv,
-                self.state.user,
-            )
-        )
-
-    def _uv_pythons(self) -> str:
-        return self.state.variables.get("UV_PYTHON_INSTALL_DIR") or f"{self.state.home}/{UV_PYTHON}"
-
-    def _new_uv_environment(self, prefix: str, wanted: str | None, *, managed: bool = False) -> None:
-        """uv takes the interpreter that is there where it is the right one, else it downloads one."""
-        system = self.state.environments[SYSTEM]
-        fits = wanted in (None, system.python) and system.python and system.interpreter in self.state.interpreters
-        has_python = self.state.base.family not in ("cuda", "system") or bool(
-            {"python3", f"python{wanted}"} & {*self.state.apt, *self.state.brought}
-        )
-        told = self.state.variables.get("UV_PYTHON_PREFERENCE") == "only-managed"
-        managed |= told or self.state.variables.get("UV_MANAGED_PYTHON") in ("1", "true")
-        managed |= f"{self._uv_pythons()}/{wanted or system.python}" in self.state.interpreters  # installed before
-        if fits and has_python and not managed:
-            environment = Environment(prefix, system.python, system.interpreter)
-        else:
-            version = wanted or DEFAULT_PYTHON
-            own = f"/usr/bin/python{version}"
-            there = own in self.state.interpreters and not managed
-            interpreter = own if there else f"{self._uv_pythons()}/{version}"
-            environment = Environment(prefix, version, interpreter)
-            self.state.interpreters |= {interpreter}
-        environment.owner, environment.unseeded = self.state.user, True
-        self.state.environments[prefix] = environment
-        self._activate_by_path()
-
-    def _activate_by_path(self) -> None:
-        """PATH and VIRTUAL_ENV decide which Python and pip a command finds."""
-        state = self.state
-        folders = [
-            state.variables.get("VIRTUAL_ENV", ""),
-            *(
-                part.removesuffix("/bin")
-                for part in state.variables.get("PATH", "").split(":")
-                if part.endswith("/bin")
-            ),
-        ]
-        for folder in folders:
-            for name in (posixpath.normpath(folder or "-"), folder.rpartition("/envs/")[2] or "-"):  # conda's by name
-                if name in state.environments:
-                    state.active = name
-                    return
-
-    def _pip_of(self, python: str | None) -> None:
-        """pip, installed by an interpreter that is not the system's, is that one's from then on."""
-        self._provide({"pip"})
-        if python and python != self.state.environments[SYSTEM].python:
-            self.state.links |= {"pip": python, "pip3": python}
-
 
 def _project_in(folder: str) -> str:
     return canonicalize_name(posixpath.basename(folder) if folder != "." else "the project")
@@ -775,8 +643,3 @@ def _fits_python(wheel: str | None, python: str) -> bool:
 
 def _not_on_an_index(package: Package) -> bool:
     return "+" in (package.version or "") or package.origin != "pip" or package.wheel is None
-
-
-def version_in(text: str) -> str | None:
-    found = re.search(r"(3\.\d+)", text)
-    return found[1] if found else None

@@ -38,10 +38,9 @@ from windlass.image.read.requirements import Place
 from windlass.image.read.shell import SHELLS, Command, run_commands, script_commands
 from windlass.image.read.texts import Texts
 from windlass.image.state.conda import CondaInstaller
+from windlass.image.state.environments import DEFAULT_PYTHON, version_in
 from windlass.image.state.files import KNOWN
-from windlass.image.state.install import DEFAULT_PYTHON, version_in
-from windlass.image.state.machine import lacks_python
-from windlass.image.state.model import RELOCATABLE, SYSTEM, Environment, Package, State, Trace, Where
+from windlass.image.state.model import SYSTEM, Environment, Package, State, Trace, Where
 from windlass.image.state.resolver import Found, Index, Question
 
 INSTALL_NOTHING = (
@@ -581,10 +580,6 @@ class _Walker(CondaInstaller):
             for name, value in parser.items(section) if parser.has_section(section) else ():
                 self.state.variables.setdefault("PIP_" + name.upper().replace("-", "_"), " ".join(value.split()))
 
-    def _activate(self, name: str) -> None:
-        fitting = (prefix for prefix in self.state.environments if prefix == name or prefix.endswith(f"/{name}"))
-        self.active = next(fitting, self.active)
-
     def _conda_run(self, command: Command) -> None:
         words = list(command.words)
         at = next((n for n, word in enumerate(words) if word in ("-n", "-p", "--name")), None)
@@ -594,59 +589,6 @@ class _Walker(CondaInstaller):
             rest = [word for word in words[at + 2 :] if not word.startswith("--")]
             self._command(replace(command, words=tuple(rest)))
         self.active = before
-
-    def _venv(self, words: list[str], python: str | None, command: Command) -> None:
-        of_system = lacks_python(self.state) and not self.active
-        brought = {"python3-venv", "python3-full", f"python{python}-venv", f"python{python}-full"} & set(self.state.apt)
-        if of_system and "venv" in words and not brought and "--without-pip" not in words and "/" not in words[0]:
-            self._miss(f"python{python or 3}-venv", command, f"python{python or 3}-venv")
-        given = words[3:] if words[1:2] == ["-m"] else words[1:]
-        plain = [
-            word
-            for option, word in zip(("", *given), given, strict=False)
-            if not word.startswith("-") and option not in ("-p", "--python", "--prompt")
-        ]
-        if plain:
-            current = self.state.environments[SYSTEM]
-            version = python or current.python
-            prefix = posixpath.normpath(posixpath.join(self.cwd, plain[-1]))
-            inherited = dict(current.packages) if "--system-site-packages" in words else {}
-            interpreter = f"/usr/bin/python{version}" if python else current.interpreter
-            owner = self.state.user
-            unseeded = Version(version or "3") >= Version("3.12")
-            pip = facts()["pip_of_python"].get(version)
-            self.state.environments[prefix] = Environment(
-                prefix, version, interpreter, False, inherited, owner, unseeded, pip
-            )
-            self._activate_by_path()
-
-    def _uv_venv(self, words: list[str]) -> None:
-        version, plain, rest = self.state.variables.get("UV_PYTHON"), [], words[2:]
-        while rest:
-            word = rest.pop(0)
-            if word in ("--python", "-p") and rest:
-                version = rest.pop(0)
-            elif word.startswith("--python="):
-                version = word.partition("=")[2]
-            elif not word.startswith("-"):
-                plain.append(word)
-        prefix = posixpath.normpath(posixpath.join(self.cwd, plain[-1] if plain else ".venv"))
-        flags = {**self.state.variables, **dict.fromkeys(words, "1")}
-        relocatable = "--relocatable" in flags or flags.get("UV_VENV_RELOCATABLE") in ("1", "true")
-        self._new_uv_environment(prefix, version_in(version or ""), managed="--managed-python" in flags)
-        if relocatable:
-            self.state.environments[prefix].scripts = RELOCATABLE
-
-    def _link_python(self, words: list[str]) -> None:
-        """python3 is the interpreter of Debian's pip; python alone is a name of its own."""
-        system, found = self.state.environments[SYSTEM], version_in(" ".join(words))
-        if any(re.search(r"/python$", word) for word in words):
-            self.state.links["python"] = found or system.python or DEFAULT_PYTHON
-        if (
-            any(re.search(r"/python3$", word) for word in words)
-            and f"/usr/bin/python{found}" in self.state.interpreters
-        ):
-            system.python, system.interpreter, system.managed = found, f"/usr/bin/python{found}", False
 
     def _script(self, command: Command) -> None:
         word = next((word for word in command.words if word.endswith(".sh")), None)
