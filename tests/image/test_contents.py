@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import random
 import tarfile
 import zipfile
 
@@ -220,3 +221,13 @@ def test_the_system_around_python(text, found, tmp_path):
 def test_a_page_of_wheels_names_the_torch_that_they_are_made_for(page, found, tmp_path):
     text = f"FROM pytorch/pytorch:2.1.2-cuda12.1-cudnn8-devel\nRUN pip install mmcv==2.1.0 -f {page}\n"
     assert verdicts(text, tmp_path) == found
+
+
+def test_an_archive_that_is_cut_off_says_nothing():
+    whole = io.BytesIO()
+    with tarfile.open(fileobj=whole, mode="w:gz") as archive:
+        text = random.Random(0).randbytes(9000)
+        entry = tarfile.TarInfo("x-1/PKG-INFO")
+        entry.size = len(text)
+        archive.addfile(entry, io.BytesIO(text))
+    assert written_requires(whole.getvalue()[:4000]) == []

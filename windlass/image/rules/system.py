@@ -57,10 +57,8 @@ def _declared(texts: Texts, *, name: str, line: int) -> Texts:
 def system_library(case: Case) -> Iterator[Finding]:
     """A wheel that loads a library of the system, which no step installs."""
     final, table = case.trace.final, facts()["system_libraries"]
-    slim = final.base.family in ("cuda", "system", "torch") or (
-        final.base.family == "python" and final.base.has_compiler is False
-    )
-    if not slim or "amazonaws" in final.base.image:
+    full = final.base.family == "python" and final.base.has_compiler  # with what buildpack-deps brings
+    if final.base.family not in ("cuda", "system", "torch", "python") or "amazonaws" in final.base.image:
         return
     installed = final.brought | ({"build-essential", "libgomp1"} if final.base.has_compiler else set())
     pairs = ((name, known, library) for name, known in table["packages"].items() for library in known["libraries"])
@@ -69,6 +67,8 @@ def system_library(case: Case) -> Iterator[Finding]:
         for environment in final.environments.values():
             package = environment.packages.get(name)
             if package is None or not _loads(package, known) or installed & set(brought_by):
+                continue
+            if full and library not in table["full_images_lack"]:
                 continue
             if (
                 final.unread

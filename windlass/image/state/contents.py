@@ -19,7 +19,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from windlass.image.state.fetch import Wheel, get_bytes, open_wheel
+from windlass.image.state.fetch import BROKEN, Wheel, get_bytes, open_wheel
 from windlass.image.state.resolver import Found, Index
 
 COMPILED = re.compile(r"\.(c|cc|cpp|cxx|pyx|rs|cu)$")
@@ -151,7 +151,7 @@ def _source(index: Index, name: str, version: str) -> dict[str, Any] | None:
             names = [getname.split("/", 1)[-1] for getname in archive.getnames()]
             setup, project = _member(archive, "setup.py"), _member(archive, "pyproject.toml")
             lists = _member(archive, "CMakeLists.txt")
-    except tarfile.TarError:
+    except BROKEN:
         return {}
     minimum = re.search(r"(?i)cmake_minimum_required\s*\(\s*VERSION\s+([\d.]+)(?!\S*\.\.\.)", lists)
     return {**_needs(setup, project, names, files), "cmake_minimum": minimum[1] if minimum else ""}

@@ -8,9 +8,11 @@ import tarfile
 import urllib.error
 import urllib.request
 import zipfile
+import zlib
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
+BROKEN = (tarfile.TarError, EOFError, OSError, zlib.error)  # of an archive that is cut off, too
 BLOCK = 1 << 20
 SMALL = 8 << 20  # a wheel that is fetched whole: one request costs more than its bytes
 LARGEST = 40_000_000  # bytes of an answer
@@ -129,7 +131,7 @@ def _source(data: bytes) -> Wheel | None:
                 name = re.sub(r"^[^/]+/(?:src/|lib/|python/)?", "", member.name)
                 if name.endswith(".py") and name != "setup.py" and (file := files.extractfile(member)):
                     archive.writestr(name, file.read())
-    except tarfile.TarError:
+    except BROKEN:
         return None
     return Wheel(archive)
 
@@ -144,7 +146,7 @@ def written_requires(archive: bytes) -> list[str]:
                 if re.fullmatch(r"[^/]+/(?:[^/]+\.egg-info/requires\.txt|PKG-INFO)", name)
                 and (file := files.extractfile(name))
             }
-    except tarfile.TarError:
+    except BROKEN:
         return []
     said = re.findall(r"(?m)^Requires-Dist: (.+)$", texts.pop("PKG-INFO", ""))
     return said or [line for text in texts.values() for line in text.split("[")[0].split("\n") if line.strip()]
