@@ -114,6 +114,7 @@ def test_every_check_of_the_full_level_runs_inside_the_image(project, builder):
 
 def test_docker_builds_proves_pushes_and_pulls_back(project, registry, docker_daemon):
     """The same with docker's own daemon and command."""
+    (project.folder / "builder.txt").write_text("docker")  # a tag of its own: others pushed the same files
     project.environment |= docker_daemon.environment
     built = project.result("build", "my.yaml", "--builder", "docker")
     assert (built["attempts"], built["proof"]["passed"], built["proof"]["loaded"]["torch"]) == (1, True, "2.14.1")
